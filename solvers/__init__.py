@@ -1,0 +1,27 @@
+"""Which values to keep, recompute or store in fp16: the problem, the referee and the solvers. No torch."""
+
+from .errors import InfeasibleError, SolverError
+from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
+from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Solution, Value
+
+__all__ = [
+    "OUTSIDE",
+    "Choice",
+    "Event",
+    "InfeasibleError",
+    "Kind",
+    "Operator",
+    "Problem",
+    "Region",
+    "Simulation",
+    "Solution",
+    "SolverError",
+    "Value",
+    "decisions",
+    "fixed_keeps",
+    "minimum",
+    "normalise",
+    "simulate",
+    "window_peaks",
+    "windows",
+]

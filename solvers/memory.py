@@ -1,0 +1,225 @@
+"""The referee: replay a choice on the recorded step, in plain Python, and say its exact peak and cost.
+
+Every solver's answer passes through :func:`simulate`. What is held, and until when:
+
+* A storage counts once, from its birth until both the user's code (its ``DIE``) and the executor let go.
+* A KEEP value is held until the last death among its own handles and the handles of every RECOMPUTE
+  value whose replay reads it; one that neither is saved nor read by a replay is not held at all.
+  A value of another region that a replay reads is held in the same way.
+* An operator that may be replayed holds its ``rng_bytes`` for as long as what it reads is held.
+* An FP16 value holds its half copy from its first pack to the death of its last handle; the first
+  unpack adds a decoded copy. Replays want exact inputs, so one that reads it makes it again, and what
+  that needs is held for the handles of the replayed value, not for those of the FP16 one.
+* A RECOMPUTE value is made at its first unpack (:mod:`budgetopt.solvers.replay`) and stays until its
+  last handle dies; what was made on the way stays only if handles of its own are waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from operator import add
+
+from .problem import OUTSIDE, Choice, Problem
+from .replay import Replays
+from .timeline import Timeline, Window, timeline
+
+CODEC_WORKSPACE = 4 << 20
+"""Most bytes that storing a value to fp16 needs on top of the value and its half copy."""
+
+_MINIMUM_EVENTS = 2_000_000  # events replayed by `minimum` at most: about two seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What the referee says of one choice.
+
+    Attributes:
+        choices: normalised, one per value. peak: bytes, resident included. peak_event: its first position.
+        cost_ns: replays, codecs and recording. replays: how often each operator is run again.
+        peaks: highest bytes at each event, its workspace included.
+    """
+
+    choices: tuple[Choice, ...]
+    peak: int
+    peak_event: int
+    cost_ns: int
+    replays: tuple[int, ...]
+    peaks: tuple[int, ...]
+
+
+def simulate(problem: Problem, choices: Sequence[Choice]) -> Simulation:
+    """The exact peak and cost of ``choices`` (one per value, normalised first) on the recorded step."""
+    line = timeline(problem)
+    chosen = normalise(problem, choices)
+    deltas, tops = list(line.deltas), list(line.tops)
+    _hold(problem, line, chosen, deltas)
+    codec_ns = _store_halves(problem, line, chosen, deltas, tops)
+    replays = Replays(problem, line, chosen, deltas, tops)
+    replays.walk()
+    levels = accumulate(deltas, initial=problem.resident)
+    next(levels)
+    peaks = tuple(map(add, levels, tops))
+    peak = max(peaks, default=problem.resident)
+    return Simulation(
+        choices=chosen,
+        peak=peak,
+        peak_event=peaks.index(peak) if peaks else OUTSIDE,
+        cost_ns=replays.cost_ns + codec_ns + _record_ns(problem, line, chosen),
+        replays=tuple(replays.counts),
+        peaks=peaks,
+    )
+
+
+def fixed_keeps(problem: Problem) -> frozenset[int]:
+    """Values that every choice keeps; worked out once per recording.
+
+    They are: what is not droppable, what no region or no recorded operator makes, what an operator that
+    is not replayable writes, and what an operator writes that reads an earlier version of a storage which
+    cannot be made again. Among them are earlier versions: for those KEEP means that a handle is an alias
+    of the storage, as autograd's own would be.
+    """
+    return timeline(problem).kept
+
+
+def decisions(problem: Problem) -> tuple[int, ...]:
+    """Values that may be chosen, in order: last versions that :func:`fixed_keeps` leaves free."""
+    return timeline(problem).decided
+
+
+def windows(problem: Problem) -> tuple[Window, ...]:
+    """The event list in consecutive windows: forwards and backwards of regions, and the gaps between."""
+    return timeline(problem).windows
+
+
+def window_peaks(problem: Problem, simulation: Simulation) -> tuple[int, ...]:
+    """Highest bytes in each of :func:`windows`."""
+    return tuple(max(simulation.peaks[w.start : w.stop], default=problem.resident) for w in windows(problem))
+
+
+def normalise(problem: Problem, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """The choices that the executor really acts on: what cannot be chosen gets its only legal choice."""
+    line = timeline(problem)
+    return tuple(
+        Choice.KEEP if v in line.kept else _legal(value.last, value.half_bytes, line.saved[v], choice)
+        for v, (value, choice) in enumerate(zip(problem.values, choices, strict=True))
+    )
+
+
+def _legal(last: bool, half_bytes: int, saved: bool, choice: Choice) -> Choice:
+    if not last:
+        return Choice.RECOMPUTE
+    if choice != Choice.FP16:
+        return choice
+    if not half_bytes:
+        return Choice.KEEP
+    return choice if saved else Choice.RECOMPUTE
+
+
+def _hold(problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: list[int]) -> None:
+    """Book kept storages and generator states beyond the user's own use of them.
+
+    One pass against the order of the forward: an operator may be replayed for as long as something that
+    it makes, and that is not kept, may still be asked for.
+    """
+    keep = Choice.KEEP
+    wanted = [at if choice == Choice.RECOMPUTE else -1 for at, choice in zip(line.released_at, chosen, strict=True)]
+    until: dict[int, int] = {}
+    for v, choice in enumerate(chosen):
+        if choice == keep and line.saved[v]:
+            _extend(until, problem.values[v].storage, line.released_at[v])
+    for i in line.makers:
+        operator = problem.operators[i]
+        end = max(wanted[w] if chosen[w] != keep else -1 for w in operator.writes)
+        if end < 0:
+            continue
+        _add(deltas, operator.rng_bytes, line.run_at[i], end)
+        for u in line.reads[i]:
+            if chosen[u] != keep and problem.values[u].region == operator.region:
+                wanted[u] = max(wanted[u], end)
+            else:
+                _extend(until, problem.values[u].storage, end)
+    for storage, end in until.items():
+        if line.born_at[storage] < len(deltas) and end > line.die_at[storage]:
+            _add(deltas, problem.storages[storage], line.die_at[storage], end)
+
+
+def _extend(until: dict[int, int], storage: int, end: int) -> None:
+    until[storage] = max(end, until.get(storage, -1))
+
+
+def _add(deltas: list[int], size: int, start: int, stop: int) -> None:
+    """``size`` more bytes from event ``start`` until event ``stop``; positions past the end are never."""
+    if size and start < stop:
+        deltas[start] += size
+        if stop < len(deltas):
+            deltas[stop] -= size
+
+
+def _store_halves(
+    problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: list[int], tops: list[int]
+) -> int:
+    codec_ns = 0
+    for v, choice in enumerate(chosen):
+        at = line.packed_at[v]
+        if choice != Choice.FP16 or at == len(deltas):
+            continue
+        value = problem.values[v]
+        _add(deltas, value.half_bytes, at, line.released_at[v])
+        tops[at] = min(problem.storages[value.storage], CODEC_WORKSPACE)
+        codec_ns += value.codec_ns
+    return codec_ns
+
+
+def _record_ns(problem: Problem, line: Timeline, chosen: Sequence[Choice]) -> int:
+    """A region is recorded as soon as one of its saved values is not kept."""
+    recorded = {
+        value.region
+        for value, choice, saved in zip(problem.values, chosen, line.saved, strict=True)
+        if saved and choice != Choice.KEEP
+    }
+    return sum(problem.regions[g].record_ns for g in recorded)
+
+
+def minimum(problem: Problem, tries: int = 100) -> tuple[int, tuple[Choice, ...]]:
+    """Smallest peak (bytes) that a short descent by the referee finds, and a choice that reaches it.
+
+    Drop everything, store everything in fp16, then change one value at a time, alike in all regions of
+    its kind, beginning with the kind where the peak is. An upper bound of the true minimum that is reached
+    by a real choice; the exhaustive solver has the true one of small problems.
+
+    Args:
+        tries: simulations at most; fewer on long recordings. Counted, not timed: equal input, equal answer.
+    """
+    tries = min(tries, max(8, _MINIMUM_EVENTS // (len(problem.events) + 1)))
+    halves = [Choice.FP16 if value.half_bytes else Choice.RECOMPUTE for value in problem.values]
+    starts = ([Choice.RECOMPUTE] * len(problem.values), halves)
+    best = min((simulate(problem, start) for start in starts), key=_peak)
+    for values, choice in islice(_moves(problem, best), max(0, tries - len(starts))):
+        changed = list(best.choices)
+        for v in values:
+            changed[v] = choice
+        best = min(best, simulate(problem, changed), key=_peak)
+    return best.peak, best.choices
+
+
+def _peak(simulation: Simulation) -> int:
+    return simulation.peak
+
+
+def _moves(problem: Problem, start: Simulation) -> Iterable[tuple[list[int], Choice]]:
+    """Values at the same place of all regions of one kind, each with each legal choice; the peak's kind first."""
+    names = [region.kind or f"region {g}" for g, region in enumerate(problem.regions)]
+    alike: dict[tuple[str, int], list[int]] = {}
+    seen = [0] * len(problem.regions)
+    for v in decisions(problem):
+        region = problem.values[v].region
+        alike.setdefault((names[region], seen[region]), []).append(v)
+        seen[region] += 1
+    at = next((w.region for w in windows(problem) if w.start <= start.peak_event < w.stop), OUTSIDE)
+    first = "" if at == OUTSIDE else names[at]
+    for _, values in sorted(alike.items(), key=lambda item: item[0][0] != first):
+        for choice in Choice:
+            if choice != Choice.FP16 or problem.values[values[0]].half_bytes:
+                yield values, choice

@@ -1,0 +1,226 @@
+"""What a recorded step says before anything is decided: who is alive when, and what may be decided.
+
+Everything here depends on the events and the values alone, not on the budget or on a choice, so it is
+worked out once per recording and shared by the hundreds of choices that a solver tries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from .problem import OUTSIDE, Kind, Problem
+
+
+class Window(NamedTuple):
+    """A stretch of the event list, ``start`` included and ``stop`` not.
+
+    ``region`` is ``OUTSIDE`` in the gaps; ``backward`` tells the two windows of a region apart.
+    """
+
+    start: int
+    stop: int
+    region: int
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A recording, indexed. Positions are event indices; the length of the list stands for "never".
+
+    Attributes:
+        deltas: bytes that each event adds if nothing is held for a backward pass.
+        tops: workspace of each event, on top of the bytes after it.
+        run_at: position of each operator's run. born_at, die_at: of each storage (born_at: "never" for
+            a storage that is part of ``resident``, whose death then frees nothing either).
+        saved: whether each value has a handle. packed_at: its first pack. released_at: the death of
+            its last handle (-1 without handles).
+        reads: what each operator reads, once each. inner: those of them made by its own region.
+        makers: operators with a region that write values, in reverse order.
+        handle_events: (position, kind, value) of every pack, unpack and handle death.
+        kept: values that every choice keeps. decided: values that may be dropped, in order.
+    """
+
+    deltas: tuple[int, ...]
+    tops: tuple[int, ...]
+    run_at: tuple[int, ...]
+    born_at: tuple[int, ...]
+    die_at: tuple[int, ...]
+    saved: tuple[bool, ...]
+    packed_at: tuple[int, ...]
+    released_at: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+    inner: tuple[tuple[int, ...], ...]
+    makers: tuple[int, ...]
+    handle_events: tuple[tuple[int, Kind, int], ...]
+    kept: frozenset[int]
+    decided: tuple[int, ...]
+    windows: tuple[Window, ...]
+
+
+_CACHE: list[tuple[tuple[object, ...], Timeline]] = []
+_CACHE_SIZE = 4
+
+
+def timeline(problem: Problem) -> Timeline:
+    """The index of a problem's recording, from a small cache.
+
+    The key is the identity of the parts: hashing 30,000 events would cost more than a simulation, and
+    problems that differ only in budget share their parts. The cache holds the parts, so that no other
+    object can take their identity.
+    """
+    parts = (problem.storages, problem.values, problem.operators, problem.handles, problem.events)
+    for known, line in _CACHE:
+        if all(a is b for a, b in zip(known, parts, strict=True)):
+            return line
+    line = _index(problem)
+    _CACHE.append((parts, line))
+    del _CACHE[:-_CACHE_SIZE]
+    return line
+
+
+def _index(problem: Problem) -> Timeline:
+    reads = tuple(tuple(dict.fromkeys(operator.reads)) for operator in problem.operators)
+    inner = tuple(
+        tuple(v for v in read if operator.region != OUTSIDE and problem.values[v].region == operator.region)
+        for operator, read in zip(problem.operators, reads, strict=True)
+    )
+    run_at, born_at, die_at = _lives(problem)
+    deltas, tops = _bare_levels(problem, born_at, die_at)
+    saved, packed_at, released_at = _handles(problem)
+    kept = _kept(problem)
+    free = (v for v, value in enumerate(problem.values) if value.last and v not in kept)
+    makers = (i for i, operator in enumerate(problem.operators) if operator.region != OUTSIDE and operator.writes)
+    return Timeline(
+        deltas=deltas,
+        tops=tops,
+        run_at=run_at,
+        born_at=born_at,
+        die_at=die_at,
+        saved=saved,
+        packed_at=packed_at,
+        released_at=released_at,
+        reads=reads,
+        inner=inner,
+        makers=tuple(reversed(tuple(makers))),
+        handle_events=_handle_events(problem),
+        kept=kept,
+        decided=tuple(free),
+        windows=_windows(problem),
+    )
+
+
+def _lives(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    never = len(problem.events)
+    run_at = [never] * len(problem.operators)
+    born_at = [never] * len(problem.storages)
+    die_at = [never] * len(problem.storages)
+    for at, (kind, index) in enumerate(problem.events):
+        if kind == Kind.RUN:
+            run_at[index] = at
+            for storage in problem.operators[index].births:
+                born_at[storage] = at
+        elif kind == Kind.DIE:
+            die_at[index] = at
+    return tuple(run_at), tuple(born_at), tuple(die_at)
+
+
+def _bare_levels(
+    problem: Problem, born_at: tuple[int, ...], die_at: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    never = len(problem.events)
+    deltas, tops = [0] * never, [0] * never
+    for size, born, die in zip(problem.storages, born_at, die_at, strict=True):
+        if born < never:
+            deltas[born] += size
+            if die < never:
+                deltas[die] -= size
+    for at, (kind, index) in enumerate(problem.events):
+        if kind == Kind.RUN:
+            tops[at] = problem.operators[index].workspace
+    return tuple(deltas), tuple(tops)
+
+
+def _handle_events(problem: Problem) -> tuple[tuple[int, Kind, int], ...]:
+    kinds = (Kind.PACK, Kind.UNPACK, Kind.HANDLE_DIE)
+    return tuple((at, kind, problem.handles[index]) for at, (kind, index) in enumerate(problem.events) if kind in kinds)
+
+
+def _handles(problem: Problem) -> tuple[tuple[bool, ...], tuple[int, ...], tuple[int, ...]]:
+    never = len(problem.events)
+    ends = [never] * len(problem.handles)
+    packed_at = [never] * len(problem.values)
+    for at, (kind, index) in enumerate(problem.events):
+        if kind == Kind.HANDLE_DIE:
+            ends[index] = at
+        elif kind == Kind.PACK:
+            packed_at[problem.handles[index]] = min(at, packed_at[problem.handles[index]])
+    released_at = [-1] * len(problem.values)
+    for value, end in zip(problem.handles, ends, strict=True):
+        released_at[value] = max(released_at[value], end)
+    return tuple(end >= 0 for end in released_at), tuple(packed_at), tuple(released_at)
+
+
+def _kept(problem: Problem) -> frozenset[int]:
+    """What every choice keeps, found in the order in which values are made.
+
+    An earlier version of a storage cannot be held, so an operator that reads one that cannot be made
+    again is itself not replayable, and what it writes is kept in turn (as far as that is a last version).
+    """
+    kept: set[int] = set()
+    values = problem.values
+    for v, value in enumerate(values):
+        if value.operator == OUTSIDE or value.region == OUTSIDE:
+            kept.add(v)
+            continue
+        operator = problem.operators[value.operator]
+        # A version that is not the last is readable later only where the reader's own region makes it again.
+        lost = any(not values[u].last and (u in kept or values[u].region != operator.region) for u in operator.reads)
+        if lost or not operator.replayable or not value.droppable:
+            kept.add(v)
+    return frozenset(kept)
+
+
+def _windows(problem: Problem) -> tuple[Window, ...]:
+    """Cut the events where a region's forward or backward begins or ends; the innermost region owns a stretch."""
+    spans = [*_forward_spans(problem), *_backward_spans(problem)]
+    cuts = sorted({0, len(problem.events)} | {s.start for s in spans} | {s.stop for s in spans})
+    spans.sort(key=lambda span: (span.start, -span.stop))
+    found: list[Window] = []
+    active: list[Window] = []
+    pending = iter([*spans, None])
+    upcoming = next(pending)
+    for start, stop in pairwise(cuts):
+        while upcoming is not None and upcoming.start <= start:
+            active.append(upcoming)
+            upcoming = next(pending)
+        active = [span for span in active if span.stop > start]
+        owner = active[-1] if active else Window(0, 0, OUTSIDE, False)
+        found.append(Window(start, stop, owner.region, owner.backward))
+    return tuple(found)
+
+
+def _forward_spans(problem: Problem) -> list[Window]:
+    entered: dict[int, int] = {}
+    spans = []
+    for at, (kind, index) in enumerate(problem.events):
+        if kind == Kind.ENTER:
+            entered[index] = at
+        elif kind == Kind.EXIT:
+            spans.append(Window(entered[index], at + 1, index, False))
+    return spans
+
+
+def _backward_spans(problem: Problem) -> list[Window]:
+    """From the first unpack or handle death of a region's values after the forward to the last."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    backward = False
+    for at, (kind, index) in enumerate(problem.events):
+        backward = backward or kind == Kind.FORWARD_END
+        if backward and kind in (Kind.UNPACK, Kind.HANDLE_DIE):
+            region = problem.values[problem.handles[index]].region
+            first.setdefault(region, at)
+            last[region] = at
+    return [Window(first[g], last[g] + 1, g, True) for g in first if g != OUTSIDE]

@@ -1,0 +1,126 @@
+"""Recorded steps for the tests, made from a short description of a forward pass.
+
+The backward pass is the plain one: operators in reverse order, each unpacks what it saved, makes the
+gradients of its inputs, lets go of its handles and of the gradient of its output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from budgetopt.solvers.problem import OUTSIDE, Event, Kind, Operator, Problem, Region, Value
+
+
+@dataclass
+class Step:
+    """Collects a problem piece by piece; everything is counted, nothing is guessed."""
+
+    resident: int = 0
+    storages: list[int] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
+    handles: list[int] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def problem(self, budget: int = 1 << 60) -> Problem:
+        return Problem(
+            budget=budget,
+            resident=self.resident,
+            storages=tuple(self.storages),
+            values=tuple(self.values),
+            operators=tuple(self.operators),
+            handles=tuple(self.handles),
+            regions=tuple(self.regions),
+            events=tuple(self.events),
+        )
+
+    def event(self, kind: Kind, index: int = 0) -> None:
+        self.events.append(Event(kind, index))
+
+    def enter(self, record_ns: int = 0, kind: str = "") -> int:
+        self.regions.append(Region(record_ns, kind))
+        self.event(Kind.ENTER, len(self.regions) - 1)
+        return len(self.regions) - 1
+
+    def make(
+        self,
+        region: int,
+        size: int,
+        reads: tuple[int, ...] = (),
+        time: int = 1,
+        workspace: int = 0,
+        rng: int = 0,
+        replayable: bool = True,
+        droppable: bool = True,
+        half: int = 0,
+        codec: int = 0,
+    ) -> int:
+        """Run an operator that makes one storage with one value; the value."""
+        storage, value = len(self.storages), len(self.values)
+        self.storages.append(size)
+        operator = len(self.operators)
+        self.values.append(
+            Value(storage, region, operator, droppable=droppable and region != OUTSIDE, half_bytes=half, codec_ns=codec)
+        )
+        self.operators.append(
+            Operator(region, time, (storage,), workspace, reads, (value,), rng_bytes=rng, replayable=replayable)
+        )
+        self.event(Kind.RUN, operator)
+        return value
+
+    def overwrite(self, value: int, reads: tuple[int, ...] = (), time: int = 1) -> int:
+        """Run an operator that writes ``value``'s storage in place; the new version."""
+        old = self.values[value]
+        self.values[value] = Value(old.storage, old.region, old.operator, old.previous, False, old.droppable)
+        new, operator = len(self.values), len(self.operators)
+        self.values.append(Value(old.storage, old.region, operator, previous=value, droppable=old.droppable))
+        self.operators.append(Operator(old.region, time, (), 0, (value, *reads), (new,)))
+        self.event(Kind.RUN, operator)
+        return new
+
+    def backward(self, births: int = 0, workspace: int = 0) -> int:
+        """Run an operator of the backward pass that makes one storage of ``births`` bytes; the storage."""
+        storage, operator = len(self.storages), len(self.operators)
+        self.storages.append(births)
+        self.operators.append(Operator(births=(storage,), workspace=workspace))
+        self.event(Kind.RUN, operator)
+        return storage
+
+    def save(self, value: int) -> int:
+        self.handles.append(value)
+        self.event(Kind.PACK, len(self.handles) - 1)
+        return len(self.handles) - 1
+
+    def die(self, value: int) -> None:
+        self.event(Kind.DIE, self.values[value].storage)
+
+
+def chain(layers: int, size: int, time: int = 1, record_ns: int = 0, half: int = 0, codec: int = 0) -> Step:
+    """One region: x -> v1 -> v2 ... each saved, x from outside; gradients of ``size`` bytes in the backward."""
+    step = Step()
+    x = step.make(OUTSIDE, size)
+    g = step.enter(record_ns)
+    made, handles = [], []
+    previous = x
+    for _ in range(layers):
+        v = step.make(g, size, (previous,), time, half=half, codec=codec)
+        handles.append(step.save(v))
+        if previous != x:
+            step.die(previous)
+        made.append(v)
+        previous = v
+    step.event(Kind.EXIT, g)
+    step.die(previous)
+    step.event(Kind.FORWARD_END)
+    gradient = None
+    for h in reversed(handles):
+        step.event(Kind.UNPACK, h)
+        new = step.backward(size)
+        if gradient is not None:
+            step.event(Kind.DIE, gradient)
+        gradient = new
+        step.event(Kind.HANDLE_DIE, h)
+    step.die(x)
+    step.event(Kind.BACKWARD_END)
+    return step
