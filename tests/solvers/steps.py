@@ -6,7 +6,8 @@ gradients of its inputs, lets go of its handles and of the gradient of its outpu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from random import Random
 
 from budgetopt.solvers.problem import OUTSIDE, Event, Kind, Operator, Problem, Region, Value
 
@@ -124,3 +125,69 @@ def chain(layers: int, size: int, time: int = 1, record_ns: int = 0, half: int =
     step.die(x)
     step.event(Kind.BACKWARD_END)
     return step
+
+
+def network(rng: Random, regions: int, operators: int, halves: bool = True, sizes: int = 40) -> Step:
+    """A random model: regions in a row, each with branches, writes in place, random and blocked operators.
+
+    A region's last output is what the next one reads, so it is not droppable; its backward is the plain one.
+    """
+    step = Step(resident=rng.randint(0, 20))
+    previous = step.make(OUTSIDE, rng.randint(1, sizes))
+    tape: list[list[int]] = []
+    for _ in range(regions):
+        g = step.enter(rng.randint(0, 3))
+        local, saved = [previous], set[int]()
+        for _ in range(operators):
+            reads = tuple(rng.sample(local, min(len(local), rng.randint(1, 2))))
+            target = reads[0]
+            if step.values[target].region == g and target not in saved and rng.random() < 0.2:
+                made = step.overwrite(target, reads[1:], rng.randint(1, 9))
+                local.remove(target)
+            else:
+                made = _random_operator(step, rng, g, reads, halves, sizes)
+            local.append(made)
+            tape.append([step.save(v) for v in (made, *reads) if step.values[v].last and rng.random() < 0.5])
+            saved.update(step.handles[h] for h in tape[-1])
+            if len(local) > 2 and rng.random() < 0.5:
+                step.die(local.pop(rng.randrange(1, len(local) - 1)))
+        step.event(Kind.EXIT, g)
+        for v in (previous, *local[1:-1]):
+            step.die(v)
+        previous = local[-1]
+        last = step.values[previous]
+        step.values[previous] = replace(last, droppable=False)
+    _random_backward(step, rng, tape, previous, sizes)
+    return step
+
+
+def _random_operator(step: Step, rng: Random, g: int, reads: tuple[int, ...], halves: bool, sizes: int) -> int:
+    size = rng.randint(1, sizes)
+    half = size // 2 if halves and rng.random() < 0.3 else 0
+    return step.make(
+        g,
+        size,
+        reads,
+        time=rng.randint(1, 9),
+        workspace=rng.choice((0, 0, rng.randint(1, 9))),
+        rng=rng.choice((0, 0, 0, 1)),
+        replayable=rng.random() < 0.95,
+        half=half,
+        codec=rng.randint(1, 9),
+    )
+
+
+def _random_backward(step: Step, rng: Random, tape: list[list[int]], output: int, sizes: int) -> None:
+    step.event(Kind.FORWARD_END)
+    step.die(output)
+    gradient = step.backward(rng.randint(1, sizes))
+    for handles in reversed(tape):
+        for h in handles:
+            step.event(Kind.UNPACK, h)
+        new = step.backward(rng.randint(1, sizes), rng.choice((0, rng.randint(1, 9))))
+        step.event(Kind.DIE, gradient)
+        gradient = new
+        for h in handles:
+            step.event(Kind.HANDLE_DIE, h)
+    step.event(Kind.DIE, gradient)
+    step.event(Kind.BACKWARD_END)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from budgetopt.solvers.memory import CODEC_WORKSPACE, fixed_keeps, minimum, normalise, simulate, windows
-from budgetopt.solvers.problem import OUTSIDE, Choice, Kind, Operator, Value
+from budgetopt.solvers.memory import simulate
+from budgetopt.solvers.problem import OUTSIDE, Choice, Kind
 
 from .steps import Step, chain
 
