@@ -1,0 +1,204 @@
+"""Install a plan on a live model, undo it exactly, look at it.
+
+A planned region is a module whose instance gets a ``forward`` of ours; its class, its name, its
+parameters and its hooks stay what they were. Everything that is known about a model lives in a side
+table that does not keep the model alive.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from budgetopt import _torch
+from budgetopt._errors import BudgetOptWarning
+from budgetopt._operators import Info
+from budgetopt._record import Observer, Recorder, Script
+from budgetopt._replay import Counters, unpack
+from budgetopt.solvers.problem import Choice
+
+
+class PlanPolicy:
+    """A plan's word on one call of a region."""
+
+    __slots__ = ("script", "verify")
+
+    def __init__(self, script: Script | None, *, verify: bool = False) -> None:
+        self.script = script
+        self.verify = verify
+
+    def unplanned(self, info: Info, tensor: torch.Tensor) -> int:
+        """Memory first: what no plan speaks of is made again, if a plain operator makes it."""
+        return int(Choice.RECOMPUTE) if info.name.startswith("aten.") else int(Choice.KEEP)
+
+
+class Region:
+    """A planned module: the scripts of its calls in a step, and what came of them."""
+
+    def __init__(self, path: str, scripts: list[Script | None], *, drops: list[bool]) -> None:
+        self.path = path
+        self.scripts = scripts
+        self.drops = drops
+        self.counters = Counters()
+        self.verify = False
+        self.observer: Observer | None = None
+        self.policy: Any = None
+        self.next_call = 0
+        self.warned = False
+        self.watched: list[tuple[int, Recorder]] = []
+
+    def recorder(self) -> Recorder | None:
+        """A recorder for the coming call, or None where its plan keeps everything."""
+        call = self.next_call % len(self.scripts)
+        self.next_call += 1
+        if not self.drops[call]:
+            return None
+        policy = self.policy or PlanPolicy(self.scripts[call], verify=self.verify)
+        recorder = Recorder(policy, self.counters, self.observer)
+        if self.verify:
+            self.watched.append((call, recorder))
+        return recorder
+
+    def ended(self, recorder: Recorder) -> None:
+        """Count a call that is over."""
+        self.counters.calls += 1
+        self.counters.broken += recorder.broken
+        planned = recorder.script
+        if planned is not None and not (recorder.matched and recorder.position == len(planned.names)):
+            self.counters.differing += 1
+            _warn_once(self)
+
+
+def _warn_once(region: Region) -> None:
+    """Say, once per region, that a call was not the planned one."""
+    if region.warned:
+        return
+    region.warned = True
+    warnings.warn(
+        f"budgetopt: {region.path or 'the model'} ran other operators than planned (another shape, mask or branch?). "
+        "What the plan does not speak of is recomputed: exact, memory first, perhaps slower. "
+        "Call budgetopt.fit again to plan for it.",
+        BudgetOptWarning,
+        stacklevel=5,
+    )
+
+
+class PlannedForward:
+    """The ``forward`` of a planned module: records where gradients are wanted, else calls straight through.
+
+    It refers to its module weakly and rebinds itself in copies, so that copies use their own weights.
+    """
+
+    def __init__(self, module: torch.nn.Module, region: Region) -> None:
+        self._module = weakref.ref(module)
+        self._before: Callable[..., Any] | None = module.__dict__.get("forward")
+        self.region = region
+        forward = self._before or module.forward
+        self.__signature__ = inspect.signature(forward)
+        self.__name__ = "forward"
+        self.__doc__ = forward.__doc__
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The forward that a user would see without a plan."""
+        return self._original()
+
+    def _original(self) -> Callable[..., Any]:
+        if self._before is not None:
+            return self._before
+        module = self._module()
+        if module is None:
+            raise ReferenceError("the module of this planned forward is gone")
+        return type(module).forward.__get__(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, recorded."""
+        forward = self._original()
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return forward(*args, **kwargs)
+        if _torch.functorch_active() or not _torch.hooks_enabled():
+            self.region.counters.bypassed += 1
+            return forward(*args, **kwargs)
+        recorder = self.region.recorder()
+        if recorder is None:
+            return forward(*args, **kwargs)
+        pack = _bound_pack(recorder)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
+            out = forward(*args, **kwargs)
+        self.region.ended(recorder)
+        return out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
+        module = self._module()
+        return _rebuild(memo.get(id(module), module), self.region)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._module(), self.region)
+
+
+def _rebuild(module: torch.nn.Module, region: Region) -> PlannedForward:
+    copy = PlannedForward.__new__(PlannedForward)
+    copy._module = weakref.ref(module)
+    copy._before = None
+    copy.region = Region(region.path, region.scripts, drops=region.drops)
+    copy.__signature__ = inspect.signature(type(module).forward.__get__(module))
+    copy.__name__ = "forward"
+    copy.__doc__ = type(module).forward.__doc__
+    return copy
+
+
+def _bound_pack(recorder: Recorder) -> Callable[[torch.Tensor], Any]:
+    """The pack hook, without a strong link: autograd's graph holds the hook until backward."""
+    myself = weakref.ref(recorder)
+
+    def pack(tensor: torch.Tensor) -> Any:
+        alive = myself()
+        return tensor if alive is None else alive.pack(tensor)
+
+    return pack
+
+
+@dataclass
+class Installed:
+    """What is installed on a model: the plan that says so, and its regions by path."""
+
+    plan: Any
+    regions: dict[str, Region]
+
+
+_MODELS: weakref.WeakKeyDictionary[torch.nn.Module, Installed] = weakref.WeakKeyDictionary()
+
+
+def installed(model: torch.nn.Module) -> Installed | None:
+    """What :func:`install` left on `model`, or None."""
+    return _MODELS.get(model)
+
+
+def install(model: torch.nn.Module, plan: Any, regions: Iterable[Region]) -> Installed:
+    """Patch the modules of `regions` and remember `plan`; an earlier plan is replaced, never layered."""
+    uninstall(model)
+    found = Installed(plan, {region.path: region for region in regions})
+    modules = dict(model.named_modules())
+    for path, region in found.regions.items():
+        module = modules[path]
+        module.__dict__["forward"] = PlannedForward(module, region)
+    _MODELS[model] = found
+    return found
+
+
+def uninstall(model: torch.nn.Module) -> bool:
+    """Undo :func:`install` exactly; whether there was anything to undo."""
+    found = _MODELS.pop(model, None)
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, PlannedForward):
+            del module.__dict__["forward"]
+            if forward._before is not None:
+                module.__dict__["forward"] = forward._before
+    return found is not None

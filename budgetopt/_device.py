@@ -1,0 +1,236 @@
+"""Peak, time and generator state on each kind of device: one small table of functions.
+
+CPU peaks come from the profiler's allocation events (exact; measured against resident growth), CUDA
+peaks from the caching allocator's own counters. The CUDA half is written from torch's documentation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from budgetopt import _torch
+from budgetopt._errors import ProfileError
+
+_SUM_PIECE = 1 << 22
+
+
+@dataclass
+class Peak:
+    """Result of a measurement.
+
+    Attributes:
+        above: highest bytes allocated above the level at the start. ns: wall time of the block.
+        spans: per mark, highest bytes above the level at its start.
+        reserved: highest bytes the caching allocator reserved (CUDA; 0 elsewhere).
+    """
+
+    above: int = 0
+    ns: int = 0
+    reserved: int = 0
+    spans: dict[str, int] = field(default_factory=dict)
+
+
+class _Backend(Protocol):
+    def synchronise(self, device: torch.device) -> None: ...
+
+    def meter(self, device: torch.device, spans: bool) -> Any: ...
+
+    def mark(self, device: torch.device, peak: Peak, name: str) -> Any: ...
+
+    def checksum(self, storage: torch.UntypedStorage) -> int: ...
+
+    def generator(self, device: torch.device) -> torch.Generator: ...
+
+    def total(self, device: torch.device) -> int | None: ...
+
+    def free(self, device: torch.device) -> int | None: ...
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """The profiler's C++ prints a line when it starts and when it stops."""
+    saved = os.dup(2)
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(sink)
+
+
+class _Cpu:
+    """Allocations as the profiler sees them; other threads and frees of older blocks are not seen."""
+
+    def synchronise(self, device: torch.device) -> None:
+        """Nothing runs behind the caller's back."""
+
+    @contextmanager
+    def meter(self, device: torch.device, spans: bool) -> Iterator[Peak]:
+        if _torch.profiler_running():
+            raise ProfileError(
+                "a profiler is already running and would lose what it has collected: "
+                "call budgetopt outside torch.profiler"
+            )
+        peak = Peak()
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+        with _quiet_stderr():
+            profiler.start()
+        start = time.perf_counter_ns()
+        try:
+            yield peak
+        finally:
+            peak.ns = time.perf_counter_ns() - start
+            with _quiet_stderr():
+                profiler.stop()
+        results: Any = profiler.profiler
+        _read_events(results.kineto_results.events(), peak, spans)
+
+    def mark(self, device: torch.device, peak: Peak, name: str) -> Any:
+        return _torch.mark(name)
+
+    def checksum(self, storage: torch.UntypedStorage) -> int:
+        size = storage.nbytes()
+        return zlib.crc32((ctypes.c_char * size).from_address(storage.data_ptr())) if size else 0
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        return torch.default_generator
+
+    def total(self, device: torch.device) -> int | None:
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+    def free(self, device: torch.device) -> int | None:
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+
+
+def _read_events(events: Any, peak: Peak, spans: bool) -> None:
+    """Running sum of the allocation events; for every mark the highest level inside, above its start."""
+    points: list[tuple[int, int, str, int]] = []
+    for event in events:
+        name = event.name()
+        if name == "[memory]":
+            if event.device_type() == torch.autograd.DeviceType.CPU:
+                points.append((event.start_ns(), 1, "", event.nbytes()))
+        elif spans and name.startswith("@"):
+            points.append((event.start_ns(), 0, name, 0))
+            points.append((event.end_ns(), 2, name, 0))
+    points.sort(key=lambda point: point[:2])
+    level = 0
+    opened: dict[str, list[int]] = {}
+    for _, kind, name, size in points:
+        if kind == 0:
+            opened[name] = [level, level]
+        elif kind == 2:
+            base, top = opened.pop(name, [0, 0])
+            peak.spans[name] = top - base
+        else:
+            level += size
+            peak.above = max(peak.above, level)
+            for span in opened.values():
+                span[1] = max(span[1], level)
+
+
+class _Cuda:
+    """The caching allocator's counters; needs no profiler."""
+
+    def synchronise(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+
+    @contextmanager
+    def meter(self, device: torch.device, spans: bool) -> Iterator[Peak]:
+        peak = Peak()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        base, start = torch.cuda.memory_allocated(device), time.perf_counter_ns()
+        highest = [base]
+        setattr(peak, "_highest", highest)
+        try:
+            yield peak
+        finally:
+            torch.cuda.synchronize(device)
+            peak.ns = time.perf_counter_ns() - start
+            peak.above = max(*highest, torch.cuda.max_memory_allocated(device)) - base
+            peak.reserved = torch.cuda.max_memory_reserved(device)
+
+    @contextmanager
+    def mark(self, device: torch.device, peak: Peak, name: str) -> Iterator[None]:
+        highest: list[int] = getattr(peak, "_highest")
+        highest[0] = max(highest[0], torch.cuda.max_memory_allocated(device))
+        torch.cuda.reset_peak_memory_stats(device)
+        base = torch.cuda.memory_allocated(device)
+        yield
+        peak.spans[name] = torch.cuda.max_memory_allocated(device) - base
+
+    def checksum(self, storage: torch.UntypedStorage) -> int:
+        """Position-weighted sum of the bytes in pieces: any changed, moved or swapped byte changes it."""
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        flat.set_(storage)  # type: ignore[call-overload]
+        total = torch.zeros((), dtype=torch.int64, device=storage.device)
+        for start in range(0, flat.numel(), _SUM_PIECE):
+            piece = flat[start : start + _SUM_PIECE].to(torch.int64)
+            weights = torch.arange(1, piece.numel() + 1, device=storage.device).mul_(2654435761)
+            total = total.mul_(31).add_((piece + 1).mul_(weights).sum())
+        return int(total)
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        generator: torch.Generator = torch.cuda.default_generators[index]
+        return generator
+
+    def total(self, device: torch.device) -> int | None:
+        return int(torch.cuda.mem_get_info(device)[1])
+
+    def free(self, device: torch.device) -> int | None:
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + reusable
+
+
+_BACKENDS: dict[str, _Backend] = {"cpu": _Cpu(), "cuda": _Cuda()}
+
+
+def backend(device: torch.device) -> _Backend:
+    """The functions for `device`.
+
+    Raises:
+        ProfileError: budgetopt has no way to measure on this kind of device.
+    """
+    found = _BACKENDS.get(device.type)
+    if found is None:
+        raise ProfileError(f"device {device.type!r} is not supported yet: budgetopt measures on cpu and cuda")
+    return found
+
+
+def checksum(storage: torch.UntypedStorage) -> int:
+    """A number that differs when the bytes differ."""
+    return backend(storage.device).checksum(storage)
+
+
+def fill(storage: torch.UntypedStorage, byte: int) -> None:
+    """Set every byte."""
+    torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).fill_(byte)  # type: ignore[call-overload]
+
+
+def generator(device: torch.device) -> torch.Generator:
+    """The generator that random operators on `device` draw from by default."""
+    return backend(device).generator(device)
+
+
+def timed(device: torch.device, call: Callable[[], Any]) -> int:
+    """Nanoseconds of one call, the device's queue emptied before and after."""
+    kind = backend(device)
+    kind.synchronise(device)
+    start = time.perf_counter_ns()
+    call()
+    kind.synchronise(device)
+    return time.perf_counter_ns() - start

@@ -1,0 +1,158 @@
+"""Every private torch interface that the executor needs, in one place and checked at import.
+
+Nothing else in the package names an underscore attribute of torch. Each function says what it is for
+and, where a public way exists, what the slower way would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+__all__ = [
+    "TorchDispatchMode",
+    "alias",
+    "counter",
+    "functorch_active",
+    "hooks_enabled",
+    "mark",
+    "neg_view",
+    "outer_hooks",
+    "profiler_running",
+    "replay_environment",
+    "storage_uses",
+]
+
+_C: Any = torch._C
+_NEEDED = (
+    "_AutoDispatchBelowAutograd",
+    "_DisableAutocast",
+    "_are_functorch_transforms_active",
+    "_dispatch_tls_is_dispatch_key_excluded",
+    "_dispatch_tls_set_dispatch_key_excluded",
+    "_len_torch_dispatch_stack",
+    "_storage_Use_Count",
+    "_vmapmode_decrement_nesting",
+    "_vmapmode_increment_nesting",
+)
+_missing = [name for name in _NEEDED if not hasattr(_C, name)]
+if _missing:
+    raise ImportError(f"budgetopt needs torch interfaces that torch {torch.__version__} lacks: {_missing}")
+
+_is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
+_exclude: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_excluded
+_PYTHON = _C.DispatchKey.Python
+_SNAPSHOT = _C.DispatchKey.PythonTLSSnapshot
+_IN_PLACE = _C.DispatchKey.ADInplaceOrView
+_EMPTY: dict[torch.device, torch.Tensor] = {}
+
+functorch_active: Callable[[], bool] = _C._are_functorch_transforms_active
+hooks_enabled: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A detached alias of `tensor` that shares its storage *and its version counter*.
+
+    A plain ``detach()`` inside ``__torch_dispatch__`` gets a counter of its own (the key that would
+    share it is excluded there), so later writes would go unseen. Modes on the stack do not see it.
+    """
+    python, snapshot, in_place = _is_excluded(_PYTHON), _is_excluded(_SNAPSHOT), _is_excluded(_IN_PLACE)
+    _exclude(_PYTHON, True)
+    _exclude(_SNAPSHOT, True)
+    _exclude(_IN_PLACE, False)
+    try:
+        return tensor.detach()
+    finally:
+        _exclude(_PYTHON, python)
+        _exclude(_SNAPSHOT, snapshot)
+        _exclude(_IN_PLACE, in_place)
+
+
+def counter(tensor: torch.Tensor) -> torch.Tensor:
+    """The version counter of `tensor` without its bytes: an alias whose data was let go."""
+    python, snapshot, in_place = _is_excluded(_PYTHON), _is_excluded(_SNAPSHOT), _is_excluded(_IN_PLACE)
+    _exclude(_PYTHON, True)
+    _exclude(_SNAPSHOT, True)
+    _exclude(_IN_PLACE, False)
+    try:
+        held = tensor.detach()
+        held.data = _empty(held)
+        return held
+    finally:
+        _exclude(_PYTHON, python)
+        _exclude(_SNAPSHOT, snapshot)
+        _exclude(_IN_PLACE, in_place)
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of no bytes on the device of `tensor`; ``.data =`` accepts any dtype of the same layout."""
+    device = tensor.device
+    if device not in _EMPTY:
+        _EMPTY[device] = torch.empty(0, device=device)
+    return _EMPTY[device]
+
+
+def storage_uses(storage: torch.UntypedStorage) -> int:
+    """How many tensors refer to `storage` now (its own Python object, which counts too, left out)."""
+    return int(_C._storage_Use_Count(storage._cdata)) - 1
+
+
+def outer_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """The saved-tensor hooks that are in force around the caller, if any."""
+    pair = _C._autograd._top_saved_tensors_default_hooks(True)
+    return pair if pair is None else (pair[0], pair[1])
+
+
+def profiler_running() -> bool:
+    """Whether a profiler is collecting: starting another would lose what the outer one has."""
+    return bool(_C._autograd._profiler_enabled())
+
+
+def mark(name: str) -> Any:
+    """A named span in the profiler's event list (the slower way: ``torch.profiler.record_function``)."""
+    return _C._profiler._RecordFunctionFast(name)
+
+
+def neg_view(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` with its negative bit flipped, sharing storage."""
+    return torch._neg_view(tensor)
+
+
+@contextmanager
+def _no_vmap_mode() -> Iterator[None]:
+    """Batched gradients run unpack inside vmap's mode, where random operators refuse to run."""
+    depth = 0
+    # The nesting level is only told by the call that lowers it: raise it once to learn it.
+    level = _C._vmapmode_increment_nesting()
+    while level > 0:
+        level = _C._vmapmode_decrement_nesting()
+        depth += 1
+    try:
+        yield
+    finally:
+        for _ in range(depth - 1):
+            _C._vmapmode_increment_nesting()
+
+
+@contextmanager
+def replay_environment() -> Iterator[None]:
+    """Run operators as the dispatcher ran them below autograd in forward, whatever is on around backward.
+
+    No graph is built, autocast, dispatch and function modes and functorch are off. Grad mode and
+    default dtype are set per operator by the caller, since kernels read them.
+    """
+    with ExitStack() as stack:
+        if functorch_active():
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        stack.enter_context(_no_vmap_mode())
+        if _C._len_torch_dispatch_stack() > 0:
+            stack.enter_context(_disable_current_modes())
+        stack.enter_context(_C.DisableTorchFunction())
+        stack.enter_context(_C._DisableAutocast())
+        stack.enter_context(_C._AutoDispatchBelowAutograd())
+        yield
