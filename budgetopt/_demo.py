@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
@@ -106,7 +107,7 @@ def demo(steps: int = 30, plan_dir: Path | None = None) -> None:
     runs = [new_run("plain", start)]
     for share in SHARES:
         budget = whole.resident_bytes + round(share * (whole.peak_bytes - whole.resident_bytes))
-        runs.append(planned_run(f"{share:.0%} of activations", start, budget, batch(text, 0), folder))
+        runs.append(planned_run(f"at {share:.0%}", start, budget, batch(text, 0), folder))
     train(runs, text, steps, err)
     for run in runs:
         run.peak_bytes = measure(run, text).peak_bytes
@@ -203,7 +204,8 @@ def table(runs: list[Run]) -> Table:
     plain = runs[0]
     found = Table(
         title=f"{len(plain.losses)} steps, the models in turn, same batches and seeds",
-        caption="peak: measured in a step of its own; step: median",
+        caption="budgets at a share of the activation bytes; peak measured in a step of its own; step: median",
+        box=SIMPLE,
     )
     for name in ("model", "budget", "peak", "step", "× plain", "last loss", "losses"):
         found.add_column(name, no_wrap=True, justify="left" if name == "model" else "right")

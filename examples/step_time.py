@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 CONTROL_LIMIT = 0.03
+CAPTION = "forward + backward, median of {rounds} steps; share of the plain model's activation bytes"
 KEEP_ALL = str(1 << 40)
 QUIET_MALLOC = {"MALLOC_MMAP_THRESHOLD_": KEEP_ALL, "MALLOC_TRIM_THRESHOLD_": KEEP_ALL, "MALLOC_TOP_PAD_": str(1 << 28)}
 PLAIN, CONTROL, CHECKPOINTED = "plain", "plain again", "checkpointed"
@@ -185,14 +186,15 @@ def results(options: argparse.Namespace, memory: dict[str, Any], times: dict[str
 
 def show(found: dict[str, Any]) -> None:
     """The results as a table."""
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
     sizes = found["sizes"]
     title = "GPT-2 {layers} × {width}, vocabulary {vocabulary}, batch {batch} × {length}".format(**sizes)
-    table = Table(title=title, caption=f"forward + backward, median of {found['rounds']} steps")
+    table = Table(title=title, caption=CAPTION.format(rounds=found["rounds"]), box=SIMPLE)
     table.add_column("model", no_wrap=True)
-    for name in ("budget MB", "peak MB", "of activations", "step ms", "× plain", "same losses"):
+    for name in ("budget MB", "peak MB", "share", "step ms", "× plain", "same losses"):
         table.add_column(name, justify="right")
     for name, row in found["rows"].items():
         table.add_row(
