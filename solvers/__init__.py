@@ -3,9 +3,12 @@
 from .errors import InfeasibleError, SolverError
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
 from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Solution, Value
+from .solve import SOLVERS, solve
+from .timeline import Window
 
 __all__ = [
     "OUTSIDE",
+    "SOLVERS",
     "Choice",
     "Event",
     "InfeasibleError",
@@ -17,11 +20,13 @@ __all__ = [
     "Solution",
     "SolverError",
     "Value",
+    "Window",
     "decisions",
     "fixed_keeps",
     "minimum",
     "normalise",
     "simulate",
+    "solve",
     "window_peaks",
     "windows",
 ]

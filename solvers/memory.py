@@ -54,7 +54,7 @@ def simulate(problem: Problem, choices: Sequence[Choice]) -> Simulation:
     line = timeline(problem)
     chosen = normalise(problem, choices)
     deltas, tops = list(line.deltas), list(line.tops)
-    _hold(problem, line, chosen, deltas)
+    hold(problem, line, chosen, deltas)
     codec_ns = _store_halves(problem, line, chosen, deltas, tops)
     replays = Replays(problem, line, chosen, deltas, tops)
     replays.walk()
@@ -117,11 +117,12 @@ def _legal(last: bool, half_bytes: int, saved: bool, choice: Choice) -> Choice:
     return choice if saved else Choice.RECOMPUTE
 
 
-def _hold(problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: list[int]) -> None:
-    """Book kept storages and generator states beyond the user's own use of them.
+def hold(problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: list[int]) -> list[int]:
+    """Book kept storages and generator states beyond the user's own use of them, in ``deltas``.
 
     One pass against the order of the forward: an operator may be replayed for as long as something that
-    it makes, and that is not kept, may still be asked for.
+    it makes, and that is not kept, may still be asked for. Returns until when (an event) that is so for
+    each value that is not kept; -1 where no replay can want it.
     """
     keep = Choice.KEEP
     wanted = [at if choice == Choice.RECOMPUTE else -1 for at, choice in zip(line.released_at, chosen, strict=True)]
@@ -143,6 +144,7 @@ def _hold(problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: li
     for storage, end in until.items():
         if line.born_at[storage] < len(deltas) and end > line.die_at[storage]:
             _add(deltas, problem.storages[storage], line.die_at[storage], end)
+    return wanted
 
 
 def _extend(until: dict[int, int], storage: int, end: int) -> None:

@@ -54,6 +54,16 @@ class Replays:
             elif choice == Choice.RECOMPUTE:
                 self._dropped(at, kind, value)
 
+    def alone(self, target: int) -> tuple[int, int]:
+        """Most bytes of a replay of ``target`` above those of its result, and its time, with nothing made before."""
+        spent = self.cost_ns
+        deltas, tops, self.deltas, self.tops = self.deltas, self.tops, [0], [0]
+        self._replay(0, target)
+        self._made.discard(target)
+        top = self.tops[0]
+        self.deltas, self.tops = deltas, tops
+        return top, self.cost_ns - spent
+
     def _coded(self, at: int, kind: Kind, value: int) -> None:
         """Only the decoded copy is booked here: the half copy's life is known beforehand."""
         if kind == Kind.UNPACK and value not in self._decoded:
