@@ -15,7 +15,7 @@ from .problem import Choice, Kind, Problem, Solution
 from .stages import useful
 from .timeline import Timeline, timeline
 
-_WORK = 2_000_000  # events simulated by one descent or one polish, at most: about two seconds each
+_WORK = 1_000_000  # events simulated by one descent or one polish, at most: about a second each
 
 
 class Move(NamedTuple):

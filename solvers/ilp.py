@@ -55,7 +55,7 @@ def ilp(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: 
     best = _cheapest(problem, [rounds.best, heuristic])
     if best is None:
         raise infeasible(problem)
-    return _judged(problem, best, rounds, gap, best is heuristic)
+    return _judged(problem, polish(problem, best, deadline), rounds, gap, best is heuristic)
 
 
 def _judged(problem: Problem, best: Simulation, rounds: _Rounds, gap: float, by_heuristic: bool) -> Solution:
@@ -120,7 +120,7 @@ class _Rounds:
     def _improve(self, found: Simulation) -> None:
         fitting = descend(self.problem, found, self.deadline)
         if fitting.peak <= self.problem.budget:
-            self.best = _cheapest(self.problem, [self.best, polish(self.problem, fitting, self.deadline)])
+            self.best = _cheapest(self.problem, [self.best, fitting])
 
     def _again(self, found: Simulation) -> bool:
         """Over the budget, or well under it at a cost: the constants were wrong."""
@@ -131,8 +131,8 @@ class _Rounds:
 def _windows(problem: Problem, rows: Stages, found: Simulation) -> Iterable[tuple[int, int, int]]:
     """Of each window: what the referee saw, and what the stages count, unshifted."""
     counted: dict[int, int] = {}
-    for row in rows.rows:
-        counted[row.window] = max(counted.get(row.window, 0), rows.level(row, found.choices))
+    for row, level in zip(rows.rows, rows.levels(found.choices), strict=True):
+        counted[row.window] = max(counted.get(row.window, 0), level)
     seen = window_peaks(problem, found)
     return [(w, seen[w], level) for w, level in counted.items()]
 
@@ -244,7 +244,8 @@ class Program:
 
 def binding(rows: Stages, shifts: dict[int, int], budget: int) -> list[Stage]:
     """The stages that can matter: not those that no choice takes over the budget, nor those below a neighbour."""
-    tight = [row for row in rows.rows if rows.top(row) + shifts.get(row.window, 0) > budget]
+    tops = zip(rows.rows, rows.tops(), strict=True)
+    tight = [row for row, top in tops if top + shifts.get(row.window, 0) > budget]
     found: list[Stage] = []
     for row in tight:
         if found and _covers(found[-1], row):

@@ -47,14 +47,15 @@ class Stages:
     rows: tuple[Stage, ...]
     held: dict[int, Terms]
 
-    def level(self, row: Stage, choices: tuple[Choice, ...]) -> int:
-        """Bytes that ``row`` counts for ``choices``."""
-        held = sum(_count(self.held[g], choices) for g in row.held)
-        return row.constant + _count(row.terms, choices) + held
+    def levels(self, choices: tuple[Choice, ...]) -> list[int]:
+        """Bytes that each row counts for ``choices``."""
+        held = {g: _count(terms, choices) for g, terms in self.held.items()}
+        return [row.constant + _count(row.terms, choices) + sum(held[g] for g in row.held) for row in self.rows]
 
-    def top(self, row: Stage) -> int:
-        """Most bytes that ``row`` can count for any choice."""
-        return row.constant + _most(row.terms) + sum(_most(self.held[g]) for g in row.held)
+    def tops(self) -> list[int]:
+        """Most bytes that each row can count for any choice."""
+        held = {g: _most(terms) for g, terms in self.held.items()}
+        return [row.constant + _most(row.terms) + sum(held[g] for g in row.held) for row in self.rows]
 
 
 def _count(terms: Terms, choices: tuple[Choice, ...]) -> int:

@@ -191,3 +191,73 @@ def _random_backward(step: Step, rng: Random, tape: list[list[int]], output: int
             step.event(Kind.HANDLE_DIE, h)
     step.event(Kind.DIE, gradient)
     step.event(Kind.BACKWARD_END)
+
+
+# One transformer layer: name, bytes in units of the hidden state, time, what it reads, which of those (or of
+# its own output) autograd saves. "x" is the layer's input; masks are made by random operators of their own.
+_LAYER: tuple[tuple[str, float, int, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("norm1", 1, 3, ("x",), ("x",)),
+    ("qkv", 3, 30, ("norm1",), ("norm1",)),
+    ("scores", 2, 12, ("qkv",), ("qkv",)),
+    ("softmax", 2, 6, ("scores",), ("softmax",)),
+    ("mask1", 0.5, 5, ("softmax",), ()),
+    ("attend", 2, 4, ("softmax", "mask1"), ("mask1",)),
+    ("mix", 1, 12, ("attend", "qkv"), ("attend", "qkv")),
+    ("project", 1, 10, ("mix",), ("mix",)),
+    ("mask2", 0.25, 3, ("project",), ()),
+    ("drop2", 1, 2, ("project", "mask2"), ("mask2",)),
+    ("add1", 1, 2, ("x", "drop2"), ()),
+    ("norm2", 1, 3, ("add1",), ("add1",)),
+    ("expand", 4, 40, ("norm2",), ("norm2",)),
+    ("gelu", 4, 8, ("expand",), ("expand",)),
+    ("contract", 1, 40, ("gelu",), ("gelu",)),
+    ("mask3", 0.25, 3, ("contract",), ()),
+    ("drop3", 1, 2, ("contract", "mask3"), ("mask3",)),
+    ("out", 1, 2, ("add1", "drop3"), ()),
+)
+
+
+def transformer(layers: int, unit: int = 1 << 20, halves: bool = False) -> Step:
+    """A stack of equal transformer layers; a region each, whose output is not droppable."""
+    step = Step(resident=20 * unit)
+    x = step.make(OUTSIDE, unit)
+    tape: list[tuple[list[int], int]] = []
+    for _ in range(layers):
+        g = step.enter(record_ns=5000, kind="layer")
+        made = {"x": x}
+        for name, size, time, reads, saves in _LAYER:
+            bytes_ = int(size * unit)
+            made[name] = step.make(
+                g,
+                bytes_,
+                tuple(made[read] for read in reads),
+                time=10_000 * time,
+                workspace=unit // 8,
+                rng=16 * name.startswith("mask"),
+                droppable=name != "out",
+                half=bytes_ // 2 if halves and not name.startswith("mask") else 0,
+                codec=20_000,
+            )
+            tape.append(([step.save(made[save]) for save in saves], bytes_))
+            step.events.extend(
+                Event(Kind.DIE, step.values[made[read]].storage)
+                for read in reads
+                if read != "x" and not any(read in later[3] for later in _LAYER[len(made) - 1 :])
+            )
+        step.event(Kind.EXIT, g)
+        step.die(x)
+        x = made["out"]
+    step.event(Kind.FORWARD_END)
+    step.die(x)
+    gradient = step.backward(unit)
+    for handles, size in reversed(tape):
+        for h in handles:
+            step.event(Kind.UNPACK, h)
+        new = step.backward(size)
+        step.event(Kind.DIE, gradient)
+        gradient = new
+        for h in handles:
+            step.event(Kind.HANDLE_DIE, h)
+    step.event(Kind.DIE, gradient)
+    step.event(Kind.BACKWARD_END)
+    return step
