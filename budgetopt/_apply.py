@@ -19,7 +19,7 @@ import torch
 from budgetopt import _torch
 from budgetopt._errors import BudgetOptWarning
 from budgetopt._operators import Info
-from budgetopt._record import Observer, Recorder, Script
+from budgetopt._record import Observer, Policy, Recorder, Script
 from budgetopt._replay import Counters, unpack
 from budgetopt.solvers.problem import Choice
 
@@ -27,11 +27,12 @@ from budgetopt.solvers.problem import Choice
 class PlanPolicy:
     """A plan's word on one call of a region."""
 
-    __slots__ = ("script", "verify")
+    __slots__ = ("script", "snapshot", "verify")
 
-    def __init__(self, script: Script | None, *, verify: bool = False) -> None:
+    def __init__(self, script: Script | None) -> None:
         self.script = script
-        self.verify = verify
+        self.verify = False
+        self.snapshot = False
 
     def unplanned(self, info: Info, tensor: torch.Tensor) -> int:
         """Memory first: what no plan speaks of is made again, if a plain operator makes it."""
@@ -48,7 +49,7 @@ class Region:
         self.counters = Counters()
         self.verify = False
         self.observer: Observer | None = None
-        self.policy: Any = None
+        self.policy: Callable[[Script | None], Policy] = PlanPolicy
         self.next_call = 0
         self.warned = False
         self.watched: list[tuple[int, Recorder]] = []
@@ -59,7 +60,8 @@ class Region:
         self.next_call += 1
         if not self.drops[call]:
             return None
-        policy = self.policy or PlanPolicy(self.scripts[call], verify=self.verify)
+        policy: Policy = self.policy(self.scripts[call])
+        policy.verify = self.verify
         recorder = Recorder(policy, self.counters, self.observer)
         if self.verify:
             self.watched.append((call, recorder))
@@ -128,11 +130,16 @@ class PlannedForward:
         recorder = self.region.recorder()
         if recorder is None:
             return forward(*args, **kwargs)
-        pack = _bound_pack(recorder)
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
-            out = forward(*args, **kwargs)
-        self.region.ended(recorder)
-        return out
+        observer = recorder.observer
+        if observer is not None:
+            observer.entered()
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(_bound_pack(recorder), unpack), recorder:
+                return forward(*args, **kwargs)
+        finally:
+            self.region.ended(recorder)
+            if observer is not None:
+                observer.left()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
         module = self._module()

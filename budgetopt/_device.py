@@ -216,6 +216,11 @@ def checksum(storage: torch.UntypedStorage) -> int:
     return backend(storage.device).checksum(storage)
 
 
+def rounded(device: torch.device, nbytes: int) -> int:
+    """What an allocation of `nbytes` takes: CUDA's caching allocator hands out multiples of 512 bytes."""
+    return -(-nbytes // 512) * 512 if device.type == "cuda" else nbytes
+
+
 def fill(storage: torch.UntypedStorage, byte: int) -> None:
     """Set every byte."""
     torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).fill_(byte)  # type: ignore[call-overload]

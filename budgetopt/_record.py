@@ -33,7 +33,7 @@ from budgetopt._replay import (
 from budgetopt.solvers.problem import Choice
 
 _RECOMPUTE, _FP16, _KEEP = int(Choice.RECOMPUTE), int(Choice.FP16), int(Choice.KEEP)
-_SNAPSHOT_LIMIT = 1 << 16
+SNAPSHOT_LIMIT = 1 << 16
 
 
 class Step:
@@ -83,10 +83,16 @@ class Script:
 
 
 class Policy(Protocol):
-    """What decides about values: a plan, or the profiler's rule."""
+    """What decides about values: a plan, or the profiler's rule.
+
+    Attributes:
+        script: the planned course of the call, if there is one. verify: check every replayed value.
+        snapshot: copy every small outside tensor that is read, whatever the script says.
+    """
 
     script: Script | None
     verify: bool
+    snapshot: bool
 
     def unplanned(self, info: Info, tensor: torch.Tensor) -> int:
         """The choice for a value that no plan speaks of."""
@@ -95,8 +101,14 @@ class Policy(Protocol):
 class Observer(Protocol):
     """Who wants to know what happens: the profiler. Every method is called right after the fact."""
 
-    def recorded(self, name: str, why_not: str) -> None:
-        """The last operator was numbered; `why_not` says why it is not replayable."""
+    def entered(self) -> None:
+        """The region's forward begins."""
+
+    def left(self) -> None:
+        """It ends."""
+
+    def recorded(self, why_not: str, rng: bool) -> None:
+        """The last operator was numbered; `why_not` says why it is not replayable; `rng`: it draws."""
 
     def holding(self, storage: torch.UntypedStorage, alias: torch.Tensor) -> None:
         """We hold `storage` through `alias`."""
@@ -104,8 +116,8 @@ class Observer(Protocol):
     def packed(self, storage: torch.UntypedStorage) -> int:
         """Autograd saved a value that is a decision; returns the handle's number."""
 
-    def unpacked(self, handle: int) -> None:
-        """The backward pass asked for a handle."""
+    def unpacked(self, handle: int, storage: torch.UntypedStorage) -> None:
+        """The backward pass asked for a handle and got `storage`."""
 
     def died(self, handle: int) -> None:
         """Autograd let go of a handle."""
@@ -121,7 +133,7 @@ class _Watched:
 
     def unpack(self) -> torch.Tensor:
         tensor: torch.Tensor = self.inner.unpack()
-        self.observer.unpacked(self.number)
+        self.observer.unpacked(self.number, tensor.untyped_storage())
         return tensor
 
     def __del__(self) -> None:
@@ -256,7 +268,7 @@ class Recorder(_torch.TorchDispatchMode):
             for position in (first, second):
                 if args[position] is not None:
                     args[position] = Scratch(args[position])
-        snapshot = step is not None and step.snapshot
+        snapshot = self.policy.snapshot or (step is not None and step.snapshot)
         if not self._note_all(op, args, snapshot):
             return None
         noted = tuple(self._note(op, item, snapshot) for item in args)
@@ -303,14 +315,13 @@ class Recorder(_torch.TorchDispatchMode):
     def _from_outside(self, tensor: torch.Tensor, storage: torch.UntypedStorage, snapshot: bool) -> Value:
         """Hold what a replay will read from outside the region, with a way to see writes to it."""
         value = Value(None, 0, _KEEP, None)
-        if snapshot and storage.nbytes() <= _SNAPSHOT_LIMIT:
-            self.busy = True
-            value.hold = storage.clone()
-            self.busy = False
+        base = tensor._base if tensor._is_view() else tensor
+        if snapshot and storage.nbytes() <= SNAPSHOT_LIMIT and type(base) is not torch.nn.Parameter:
+            with _torch.unseen():
+                value.hold = storage.clone()
             value.version = tensor._version
             return value
         value.hold = storage
-        base = tensor._base if tensor._is_view() else tensor
         # A parameter is its own counter; anything else could come to hold our record and so itself.
         value.counter = base if type(base) is torch.nn.Parameter else _torch.alias(tensor)
         value.version = tensor._version
@@ -326,9 +337,8 @@ class Recorder(_torch.TorchDispatchMode):
         for tensor in written_tensors(info, args, kwargs):
             old = self.known.get(id(tensor.untyped_storage())) if type(tensor) in PLAIN else None
             if old is not None and old.hold is not None:
-                self.busy = True
-                old.hold, old.counter = old.hold.clone(), None
-                self.busy = False
+                with _torch.unseen():
+                    old.hold, old.counter = old.hold.clone(), None
 
     def _finish(self, info: Info, op: Operator | None, step: Step | None, args: Any, kwargs: Any, out: Any) -> None:
         """File what the operator wrote and returned."""
@@ -349,7 +359,7 @@ class Recorder(_torch.TorchDispatchMode):
             why = "" if op is not None else info.opaque or (
                 "it writes to what the region did not make" if info.written else "an argument is not a plain tensor"
             )
-            self.observer.recorded(info.name, why)
+            self.observer.recorded(why, op is not None and op.rng is not None)
 
     def _file(self, info: Info, op: Operator, step: Step | None, tensor: torch.Tensor, *, new: bool) -> None:
         slot = len(op.outs)
@@ -373,9 +383,10 @@ class Recorder(_torch.TorchDispatchMode):
         """The pack hook: what autograd holds instead of `tensor`."""
         if type(tensor) not in PLAIN or not is_plain(tensor):
             return self._keep(tensor)
-        self.busy = True
+        self.busy = True  # what packing runs is none of the region's operators
         try:
-            return self._pack(tensor)
+            with _torch.unseen():
+                return self._pack(tensor)
         finally:
             self.busy = False
 

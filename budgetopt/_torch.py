@@ -26,6 +26,7 @@ __all__ = [
     "profiler_running",
     "replay_environment",
     "storage_uses",
+    "unseen",
 ]
 
 _C: Any = torch._C
@@ -87,6 +88,19 @@ def counter(tensor: torch.Tensor) -> torch.Tensor:
         _exclude(_PYTHON, python)
         _exclude(_SNAPSHOT, snapshot)
         _exclude(_IN_PLACE, in_place)
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Operators of our own that no dispatch mode on the stack shall see."""
+    python, snapshot = _is_excluded(_PYTHON), _is_excluded(_SNAPSHOT)
+    _exclude(_PYTHON, True)
+    _exclude(_SNAPSHOT, True)
+    try:
+        yield
+    finally:
+        _exclude(_PYTHON, python)
+        _exclude(_SNAPSHOT, snapshot)
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,134 @@
+"""Bytes that are there during the whole step: parameters, buffers, gradients, sample, optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+from budgetopt import _device
+from budgetopt._errors import ProfileError
+from budgetopt._operators import is_plain
+from budgetopt._schema import Fixed
+
+_COPIES: Final = {
+    "adamw": 2,
+    "adam": 2,
+    "nadam": 2,
+    "radam": 2,
+    "adamax": 2,
+    "sgd": 0,
+    "sgd+momentum": 1,
+    "rmsprop": 1,
+    "adagrad": 1,
+    "lion": 1,
+}
+"""Copies of every trainable parameter that the optimizer's state holds."""
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """Tensors in a sample: nested mappings, sequences and objects with attributes are looked through."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from tensors_in(item)
+    elif isinstance(tree, (list, tuple, set)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif hasattr(tree, "__dict__") and not isinstance(tree, (type, torch.nn.Module)):
+        yield from tensors_in(vars(tree))
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The one device that the model is on.
+
+    Raises:
+        ProfileError: no parameters, parameters on several devices, or on one that can't be measured.
+    """
+    devices = {p.device for p in model.parameters()}
+    if not devices:
+        raise ProfileError("the model has no parameters: there is nothing to train under a budget")
+    if len(devices) > 1:
+        names = ", ".join(sorted(str(d) for d in devices))
+        raise ProfileError(f"the model is on several devices ({names}): a budget bounds one; move it to one first")
+    device = devices.pop()
+    if device.type == "meta":
+        raise ProfileError("the model is on the meta device: it has no data to run; use model.to_empty(device=...)")
+    _device.backend(device)
+    return device
+
+
+class Resident:
+    """The storages that are there before, during and after the step, each counted once, by kind."""
+
+    def __init__(self, model: torch.nn.Module, sample: Any) -> None:
+        self.device = device_of(model)
+        self.identities: set[int] = set()
+        self._keep: list[torch.UntypedStorage] = []
+        parameters = list(model.parameters())
+        self.parameter = self._add(parameters)
+        self.buffer = self._add(list(model.buffers()))
+        self.gradient = self._add([p.grad for p in parameters if p.grad is not None])
+        self.sample = self._add(list(tensors_in(sample)))
+
+    def _add(self, found: list[torch.Tensor]) -> int:
+        total = 0
+        for tensor in found:
+            if not is_plain(tensor):
+                total += tensor.numel() * tensor.element_size()
+                continue
+            storage = tensor.untyped_storage()
+            if id(storage) not in self.identities and tensor.device == self.device:
+                total += _device.rounded(self.device, storage.nbytes())
+            self.identities.add(id(storage))
+            self._keep.append(storage)
+        return total
+
+    def fixed(self, optimizer_bytes: int) -> Fixed:
+        """As it goes into a profile."""
+        return Fixed(
+            parameter=self.parameter,
+            buffer=self.buffer,
+            gradient=self.gradient,
+            optimizer=optimizer_bytes,
+            sample=self.sample,
+        )
+
+
+def optimizer_bytes(model: torch.nn.Module, optimizer: Any) -> int:
+    """Bytes of state that the optimizer holds, or will hold after its first step.
+
+    Args:
+        optimizer: None (nothing), a name of :data:`_COPIES`, or an instance: its state is measured or,
+            before its first step, derived from its class.
+
+    Raises:
+        ProfileError: unknown name, or an instance whose state can't be derived.
+    """
+    if optimizer is None:
+        return 0
+    if isinstance(optimizer, str):
+        return _reserved([p for p in model.parameters() if p.requires_grad], optimizer.lower())
+    if isinstance(optimizer, torch.optim.Optimizer):
+        device = device_of(model)
+        held = [t for state in optimizer.state.values() for t in tensors_in(state) if t.device == device]
+        if held:
+            return sum(_device.rounded(device, t.untyped_storage().nbytes()) for t in held)
+        name = type(optimizer).__name__.lower()
+        if name == "sgd" and any(group.get("momentum") for group in optimizer.param_groups):
+            name = "sgd+momentum"
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        return _reserved(parameters, name)
+    raise ProfileError(f"optimizer={optimizer!r} is neither an optimizer, nor one of {sorted(_COPIES)}, nor None")
+
+
+def _reserved(parameters: list[torch.nn.Parameter], name: str) -> int:
+    if name not in _COPIES:
+        raise ProfileError(
+            f"budgetopt does not know how much state the optimizer {name!r} holds: run one step of it first and "
+            f"pass the instance, or name the nearest of {sorted(_COPIES)}, or pass None and use headroom="
+        )
+    copies = _COPIES[name]
+    return sum(copies * _device.rounded(p.device, p.untyped_storage().nbytes()) for p in parameters)

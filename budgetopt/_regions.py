@@ -1,0 +1,165 @@
+"""Find the regions of a model: the modules that a plan is written in.
+
+From the root down, the outermost modules that repeat (same class under one parent, called one after
+the other: transformer blocks, residual blocks); between them whole modules that hold at least 1 % of
+the activation bytes. A forward without a backward tells which modules are called and what autograd
+would save in each; nothing is held, so it fits wherever an inference pass does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules import module as hooks
+
+from budgetopt._operators import PLAIN, is_plain
+from budgetopt._step import Step
+
+LEAST_SHARE = 0.01
+COVER = 0.8
+LEAST_SAVED = 4
+BIG = 0.05
+
+
+class Survey:
+    """What autograd saves in each module: distinct storages' bytes, children included, in bytes.
+
+    Attributes:
+        saved: per module, the sizes of the storages first saved inside it. total: bytes of all.
+    """
+
+    def __init__(self, model: torch.nn.Module, resident: set[int]) -> None:
+        self.saved: dict[torch.nn.Module, list[int]] = {}
+        self.total = 0
+        self.stack: list[torch.nn.Module] = []
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._resident = resident
+        self._inside = set(model.modules())
+
+    def entered(self, module: torch.nn.Module, args: Any) -> None:
+        if module in self._inside:
+            self.stack.append(module)
+            self.saved.setdefault(module, [])
+
+    def left(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+        if module in self._inside:
+            while self.stack and self.stack.pop() is not module:
+                pass
+
+    def pack(self, tensor: torch.Tensor) -> None:
+        if type(tensor) not in PLAIN or not is_plain(tensor):
+            return
+        storage = tensor.untyped_storage()
+        if id(storage) in self._resident:
+            return
+        known = self._seen.get(id(storage))
+        if known is not None and known() is storage:
+            return
+        self._seen[id(storage)] = weakref.ref(storage)
+        self.total += storage.nbytes()
+        for module in dict.fromkeys(self.stack):
+            self.saved[module].append(storage.nbytes())
+
+    def bytes(self, module: torch.nn.Module) -> int:
+        return sum(self.saved.get(module, ()))
+
+
+def _never(packed: Any) -> torch.Tensor:
+    raise RuntimeError("the survey's graph has no backward pass")
+
+
+@contextmanager
+def module_hooks(entered: Any, left: Any) -> Iterator[None]:
+    """Call `entered(module, args)` and `left(module, args, out)` around every module's forward."""
+    before = hooks.register_module_forward_pre_hook(entered)
+    after = hooks.register_module_forward_hook(left, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def survey(model: torch.nn.Module, step: Step, resident: set[int]) -> Survey:
+    """Run the forward once and note what would be saved where."""
+    found = Survey(model, resident)
+    with module_hooks(found.entered, found.left), torch.autograd.graph.saved_tensors_hooks(found.pack, _never):
+        step.forward(model)
+    return found
+
+
+def find_regions(model: torch.nn.Module, found: Survey) -> list[str]:
+    """Paths of the modules to plan, disjoint, in the order of the module tree."""
+    if not found.total:
+        return []
+    names = {module: path for path, module in model.named_modules()}
+    units = _split(model, found) or [model]
+    if model not in units:
+        units += _between(model, set(units), found)
+    order = {module: i for i, module in enumerate(names)}
+    return [names[module] for module in sorted(units, key=order.__getitem__)]
+
+
+def _split(module: torch.nn.Module, found: Survey) -> list[torch.nn.Module]:
+    """The repeated units inside `module`, taken apart further where their own units cover them."""
+    units: list[torch.nn.Module] = []
+    for child in _called_children(module, found):
+        if not _holds_enough(child, found):
+            continue
+        inner = _split(child, found)
+        if inner and sum(found.bytes(unit) for unit in inner) >= COVER * found.bytes(child):
+            units += inner
+        elif _repeats(child, module, found) and _rich(child, found):
+            units.append(child)
+        else:
+            units += inner
+    return units
+
+
+def _between(module: torch.nn.Module, units: set[torch.nn.Module], found: Survey) -> list[torch.nn.Module]:
+    """The largest modules that hold at least the least share and no unit."""
+    rest: list[torch.nn.Module] = []
+    for child in _called_children(module, found):
+        if child in units or not _holds_enough(child, found):
+            continue
+        if units.isdisjoint(child.modules()):
+            rest.append(child)
+        else:
+            rest += _between(child, units, found)
+    return rest
+
+
+def _called_children(module: torch.nn.Module, found: Survey) -> Iterator[torch.nn.Module]:
+    """Children that have a forward of their own; lists and dictionaries of modules are looked through."""
+    for child in module.children():
+        if child in found.saved:
+            yield child
+        else:
+            yield from _called_children(child, found)
+
+
+def _holds_enough(module: torch.nn.Module, found: Survey) -> bool:
+    return found.bytes(module) >= LEAST_SHARE * found.total
+
+
+def _repeats(module: torch.nn.Module, parent: torch.nn.Module, found: Survey) -> bool:
+    kind = type(module)
+    return sum(type(other) is kind and _holds_enough(other, found) for other in _called_children(parent, found)) > 1
+
+
+def _rich(module: torch.nn.Module, found: Survey) -> bool:
+    """Enough is saved inside that there is something to decide besides its input and output."""
+    sizes = found.saved[module]
+    return sum(size >= BIG * sum(sizes) for size in sizes) >= LEAST_SAVED
+
+
+def storages_of(tensors: Any) -> dict[int, torch.UntypedStorage]:
+    """Distinct storages of plain tensors, by identity."""
+    found = (t.untyped_storage() for t in tensors if t is not None and is_plain(t))
+    return {id(storage): storage for storage in found}
+
+

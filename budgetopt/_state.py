@@ -1,0 +1,93 @@
+"""Leave no trace: everything a step may change on the model and around it, saved and put back."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_CONTAINERS = (list, dict, set)
+_TENSORS = ("_parameters", "_buffers", "_modules")
+
+
+@contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Whatever happens inside, parameters' gradients, buffers, modules' attributes, random states and
+    grad mode are afterwards as they were."""
+    attributes = [(module, _copy_attributes(module)) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.detach().clone() if buffer is not None else None)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in model.parameters()]
+    states = random_states()
+    grad_mode = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad_mode)
+        restore_random(states)
+        with torch.no_grad():
+            for module, kept in attributes:
+                _restore_attributes(module, kept)
+            for module, name, buffer, data in buffers:
+                if buffer is not None and data is not None and not torch.equal(buffer, data):
+                    buffer.copy_(data)
+                module._buffers[name] = buffer
+            for parameter, gradient, data in gradients:
+                if gradient is not None and data is not None:
+                    gradient.copy_(data)
+                parameter.grad = gradient
+
+
+def fresh_gradients(model: torch.nn.Module, alive: bool) -> None:
+    """Before each internal step: gradients as they were found, None or alive (then their values don't matter)."""
+    if not alive:
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+def _copy_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """The module's attributes; containers are copied one level deep, since forwards append to them."""
+    return {
+        name: value.copy() if type(value) in _CONTAINERS and name not in _TENSORS else value
+        for name, value in module.__dict__.items()
+        if name not in _TENSORS and name != "forward"
+    }
+
+
+def _restore_attributes(module: torch.nn.Module, kept: dict[str, Any]) -> None:
+    now = module.__dict__
+    for name in [name for name in now if name not in kept and name not in _TENSORS and name != "forward"]:
+        del now[name]
+    for name, value in kept.items():
+        current = now.get(name)
+        if type(value) in _CONTAINERS and type(current) is type(value):
+            if current != value:
+                current.clear()
+                current.extend(value) if isinstance(current, list) else current.update(value)
+        else:
+            now[name] = value
+
+
+def random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def restore_random(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["cpu"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])

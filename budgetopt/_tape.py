@@ -1,0 +1,336 @@
+"""Write down one training step as events: every operator, birth, death and handle, as the plain step has them.
+
+The step itself runs under a drop-all policy (it must fit where the plain step does not), so whatever
+our own records hold is left out here: a storage counts as dead when only they refer to it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from budgetopt import _device, _torch
+from budgetopt._codec import WIDE
+from budgetopt._operators import PLAIN, Info, describe, is_plain, tensors, written_tensors
+from budgetopt._record import SNAPSHOT_LIMIT
+from budgetopt._schema import OperatorRecord, ValueRecord
+from budgetopt.solvers.problem import OUTSIDE, Kind
+
+RNG_BYTES = {"cpu": 5056, "cuda": 16}
+"""Bytes of one generator state."""
+
+
+class _Draft:
+    """An operator while it is being written down."""
+
+    __slots__ = ("backward", "births", "blocked", "module", "name", "number", "reads", "region", "rng", "snapshot",
+                 "slots", "time_ns", "watched")  # fmt: skip
+
+    def __init__(self, name: str, region: int, module: str, backward: bool) -> None:
+        self.name = name
+        self.region = region
+        self.module = module
+        self.backward = backward
+        self.time_ns = 0
+        self.births: list[int] = []
+        self.reads: list[int] = []
+        self.slots: list[tuple[int, int]] = []
+        self.blocked = ""
+        self.snapshot = False
+        self.rng = 0
+        self.number = OUTSIDE
+        self.watched: list[_Watch] = []
+
+
+class _Watch:
+    """An outside tensor that a region read, to see afterwards whether the step wrote to it."""
+
+    __slots__ = ("counter", "nbytes", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.counter = _torch.counter(tensor)
+        self.version = tensor._version
+        self.nbytes = tensor.untyped_storage().nbytes()
+
+    def moved(self) -> bool:
+        """Whether it was written to since."""
+        return self.counter._version != self.version
+
+
+class _Storage:
+    """A storage that the step made."""
+
+    __slots__ = ("alive", "aliases", "reference", "value")
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.value = OUTSIDE
+        self.aliases: list[weakref.ref[torch.Tensor]] = []
+        self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class Tape(_torch.TorchDispatchMode):
+    """The event log of one step; entered at the root, under the regions' recorders.
+
+    Attributes:
+        sizes: bytes per storage. drafts: the operators. values, handles, events: as in a profile.
+        in_region: operators numbered per region call, in order.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """As the recorder's: compiled parts stay compiled."""
+        return True
+
+    def __init__(self, device: torch.device, resident: set[int], mark: Callable[[str], Any] | None) -> None:
+        super().__init__()
+        self.device = device
+        self.resident = resident
+        self.mark = mark
+        self.sizes: list[int] = []
+        self.drafts: list[_Draft] = []
+        self.values: list[dict[str, int]] = []
+        self.handles: list[int] = []
+        self.events: list[tuple[int, int]] = []
+        self.dtypes: dict[int, torch.dtype] = {}
+        self.region = OUTSIDE
+        self.module = ""
+        self.backward = False
+        self.closed = False
+        self._index: dict[int, int] = {}
+        self._storages: list[_Storage] = []
+        self._held: set[int] = set()
+        self._ours: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._watches: dict[tuple[int, int], _Watch] = {}
+
+    # -- operators -------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func` and write it down."""
+        info = describe(func)
+        kwargs = kwargs or {}
+        if self.closed:
+            return info.call(*args, **kwargs)
+        self._poll()
+        draft = _Draft(info.name, self.region, self.module, self.backward)
+        self._note_arguments(draft, info, args, kwargs)
+        name = f"@{len(self.drafts)}"
+        if self.mark is None:
+            _device.backend(self.device).synchronise(self.device)
+            start = time.perf_counter_ns()
+            out = info.call(*args, **kwargs)
+            _device.backend(self.device).synchronise(self.device)
+            draft.time_ns = time.perf_counter_ns() - start
+        else:
+            with self.mark(name):
+                out = info.call(*args, **kwargs)
+        self._note_results(draft, info, args, kwargs, out)
+        if info.skip and not draft.births:
+            return out
+        if info.skip:
+            draft.time_ns = 0
+        self.events.append((Kind.RUN, len(self.drafts)))
+        self.drafts.append(draft)
+        return out
+
+    def _note_arguments(self, draft: _Draft, info: Info, args: Any, kwargs: Any) -> None:
+        statistics = {id(args[i]) for i in info.statistics() if args[i] is not None} if info.scratch(args) else ()
+        for tensor in tensors([args, kwargs]):
+            if type(tensor) not in PLAIN or not is_plain(tensor) or id(tensor) in statistics:
+                continue
+            storage = tensor.untyped_storage()
+            index = self._find(storage)
+            if index == OUTSIDE and not self._is_fixed(storage):
+                index = self._born(storage, draft)  # made where no dispatcher looks: by C++ or from numpy
+            if self.region != OUTSIDE and not info.skip:
+                self._note_read(draft, tensor, index)
+
+    def _note_read(self, draft: _Draft, tensor: torch.Tensor, index: int) -> None:
+        value = self._storages[index].value if index != OUTSIDE else OUTSIDE
+        if index != OUTSIDE and value == OUTSIDE:
+            value = self._new_value(index, OUTSIDE, OUTSIDE, tensor.dtype)
+        if value != OUTSIDE:
+            draft.reads.append(value)
+        if value == OUTSIDE or self.values[value]["region"] != self.region:
+            key = (id(tensor.untyped_storage()), tensor._version)
+            if key not in self._watches:
+                self._watches[key] = _Watch(tensor)
+            draft.watched.append(self._watches[key])
+
+    def _note_results(self, draft: _Draft, info: Info, args: Any, kwargs: Any, out: Any) -> None:
+        written = written_tensors(info, args, kwargs) if info.written else []
+        for slot, tensor in enumerate([*written, *tensors(out)]):
+            if type(tensor) not in PLAIN or not is_plain(tensor):
+                continue
+            storage = tensor.untyped_storage()
+            index, new = self._find(storage), False
+            if index == OUTSIDE:
+                if self._is_fixed(storage) or storage.nbytes() == 0:
+                    continue
+                index, new = self._born(storage, draft), True
+            if (new or slot < len(written)) and not info.skip:
+                previous = self._storages[index].value
+                if previous != OUTSIDE:
+                    self.values[previous]["last"] = False
+                value = self._new_value(index, self.region, len(self.drafts), tensor.dtype, previous)
+                draft.slots.append((slot, value))
+
+    def _new_value(self, storage: int, region: int, operator: int, dtype: torch.dtype, previous: int = OUTSIDE) -> int:
+        number = len(self.values)
+        self.values.append(
+            {"storage": storage, "region": region, "operator": operator, "previous": previous, "last": True}
+        )
+        self.dtypes[number] = dtype
+        self._storages[storage].value = number
+        return number
+
+    # -- storages --------------------------------------------------------------------------------
+
+    def _find(self, storage: torch.UntypedStorage) -> int:
+        index = self._index.get(id(storage), OUTSIDE)
+        if index != OUTSIDE:
+            reference = self._storages[index].reference
+            if reference is None or reference() is not storage:
+                return OUTSIDE
+        return index
+
+    def _is_fixed(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it is no storage of the plain step's own: resident, or made again by us for autograd."""
+        ours = self._ours.get(id(storage))
+        return id(storage) in self.resident or (ours is not None and ours() is storage)
+
+    def _born(self, storage: torch.UntypedStorage, draft: _Draft) -> int:
+        index = len(self.sizes)
+        self.sizes.append(_device.rounded(storage.device, storage.nbytes()))
+        entry = _Storage()
+        entry.reference = weakref.ref(storage, lambda _: self._died(index))
+        self._storages.append(entry)
+        self._index[id(storage)] = index
+        draft.births.append(index)
+        return index
+
+    def _died(self, index: int) -> None:
+        entry = self._storages[index]
+        self._held.discard(index)
+        if entry.alive and not self.closed:
+            entry.alive = False
+            self.events.append((Kind.DIE, index))
+
+    def _poll(self) -> None:
+        """Storages that only our own aliases keep alive are dead to the user."""
+        for index in list(self._held):
+            entry = self._storages[index]
+            storage = entry.reference() if entry.reference is not None else None
+            entry.aliases = [a for a in entry.aliases if a() is not None]
+            if storage is not None and _torch.storage_uses(storage) == len({id(a()) for a in entry.aliases}):
+                self._died(index)
+
+    # -- what recorders and regions tell ---------------------------------------------------------
+
+    def entered(self, region: int) -> None:
+        """A region's forward begins."""
+        self._poll()
+        self.region = region
+        self.events.append((Kind.ENTER, region))
+
+    def left(self) -> None:
+        """It ends."""
+        self._poll()
+        self.events.append((Kind.EXIT, self.region))
+        self.region = OUTSIDE
+
+    def recorded(self, why_not: str, rng: bool) -> None:
+        """The last operator was numbered by its recorder; `why_not` says why it can't be replayed."""
+        draft = self.drafts[-1]
+        draft.blocked = why_not
+        draft.rng = RNG_BYTES.get(self.device.type, 0) if rng else 0
+        draft.number = 0
+
+    def holding(self, storage: torch.UntypedStorage, alias: torch.Tensor) -> None:
+        """We hold `storage` through `alias`."""
+        index = self._find(storage)
+        if index != OUTSIDE and self._storages[index].alive:
+            self._storages[index].aliases.append(weakref.ref(alias))
+            self._held.add(index)
+
+    def packed(self, storage: torch.UntypedStorage) -> int:
+        """Autograd saved a value of a region."""
+        index = self._find(storage)
+        number = len(self.handles)
+        self.handles.append(self._storages[index].value)
+        self.events.append((Kind.PACK, number))
+        return number
+
+    def unpacked(self, handle: int, storage: torch.UntypedStorage) -> None:
+        """The backward pass asked for it and got `storage`."""
+        if self._find(storage) == OUTSIDE:
+            self._ours[id(storage)] = weakref.ref(storage)
+        if not self.closed:
+            self.events.append((Kind.UNPACK, handle))
+
+    def died(self, handle: int) -> None:
+        """Autograd let go of it."""
+        if not self.closed:
+            self.events.append((Kind.HANDLE_DIE, handle))
+
+    def forward_ended(self) -> None:
+        """The loss is there; what follows is the backward pass."""
+        self._poll()
+        self.backward = True
+        self.events.append((Kind.FORWARD_END, 0))
+
+    def close(self) -> None:
+        """Nothing that happens from here on belongs to the step."""
+        self._poll()
+        self.events.append((Kind.BACKWARD_END, 0))
+        self.closed = True
+
+    def release(self) -> None:
+        """Cut the links that weak references' callbacks close into a circle."""
+        self._storages.clear()
+        self._watches.clear()
+        self.drafts.clear()
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def operators(self, spans: dict[str, int]) -> list[OperatorRecord]:
+        """The operators, with their workspace from the meter's spans (bytes above the level at the start)."""
+        return [self._operator(i, draft, spans.get(f"@{i}", 0)) for i, draft in enumerate(self.drafts)]
+
+    def _operator(self, index: int, draft: _Draft, span: int) -> OperatorRecord:
+        blocked = draft.blocked
+        moved = [watch for watch in draft.watched if watch.moved()]
+        if not blocked and moved:
+            if all(watch.nbytes <= SNAPSHOT_LIMIT for watch in moved):
+                draft.snapshot = True
+            else:
+                blocked = "it reads a tensor from outside that the step writes to"
+        return OperatorRecord(
+            name=draft.name,
+            module=draft.module,
+            region=draft.region,
+            backward=draft.backward,
+            time_ns=draft.time_ns,
+            workspace=max(0, span - sum(self.sizes[s] for s in draft.births)),
+            rng_bytes=draft.rng,
+            births=tuple(draft.births),
+            reads=tuple(draft.reads),
+            slots=tuple(draft.slots),
+            blocked=blocked,
+            snapshot=draft.snapshot,
+        )
+
+    def value_records(self, codec_ns: Callable[[int], int]) -> list[ValueRecord]:
+        """The values; fp16 is offered where the type is wider than 16 bits."""
+        records = []
+        for number, value in enumerate(self.values):
+            size = self.sizes[value["storage"]]
+            half = size * 2 // self.dtypes[number].itemsize if self.dtypes[number] in WIDE else 0
+            records.append(ValueRecord(**value, half_bytes=half, codec_ns=codec_ns(size) if half else 0))
+        return records
