@@ -7,15 +7,13 @@ from .memory import Simulation, minimum, window_peaks
 from .problem import Problem, Solution
 
 
-def answer(
-    problem: Problem, found: Simulation | None, solver: str, status: str = "heuristic", bound_ns: int = 0
-) -> Solution:
+def answer(problem: Problem, found: Simulation, solver: str, status: str = "heuristic", bound_ns: int = 0) -> Solution:
     """The solution for a simulated choice.
 
     Raises:
-        InfeasibleError: nothing was found, or its peak is over the budget.
+        InfeasibleError: its peak is over the budget.
     """
-    if found is None or found.peak > problem.budget:
+    if found.peak > problem.budget:
         raise infeasible(problem, found)
     return Solution(
         choices=found.choices,
@@ -29,9 +27,9 @@ def answer(
     )
 
 
-def infeasible(problem: Problem, found: Simulation | None = None) -> InfeasibleError:
+def infeasible(problem: Problem, found: Simulation) -> InfeasibleError:
     """The error for a budget that nothing fits: the smaller of the referee's minimum and what was found."""
     peak, choices = minimum(problem)
-    if found is not None and found.peak < peak:
+    if found.peak < peak:
         peak, choices = found.peak, found.choices
     return InfeasibleError(peak, tuple(int(choice) for choice in choices), problem.budget)

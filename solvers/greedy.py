@@ -12,8 +12,7 @@ from typing import NamedTuple
 from .answer import answer
 from .memory import Simulation, minimum, simulate
 from .problem import Choice, Kind, Problem, Solution
-from .stages import useful
-from .timeline import Timeline, timeline
+from .timeline import Timeline, timeline, useful
 
 _WORK = 1_000_000  # events simulated by one descent or one polish, at most: about a second each
 
@@ -36,14 +35,14 @@ def greedy(problem: Problem, backend: str = "auto", time_limit: float = 10.0, ga
     return answer(problem, search(problem, monotonic() + time_limit), "greedy")
 
 
-def search(problem: Problem, deadline: float) -> Simulation | None:
-    """Descend from keeping all; where that does not arrive, climb from the smallest peak known. None: no choice."""
+def search(problem: Problem, deadline: float) -> Simulation:
+    """Descend from keeping all; where that does not arrive, climb from the smallest peak known.
+
+    The answer is over the budget if even that is.
+    """
     found = descend(problem, simulate(problem, start(problem)), deadline)
     if found.peak > problem.budget:
-        peak, choices = minimum(problem)
-        if peak > problem.budget:
-            return None
-        found = simulate(problem, choices)
+        found = min(found, simulate(problem, minimum(problem)[1]), key=lambda s: s.peak)
     return polish(problem, found, deadline)
 
 
@@ -77,7 +76,7 @@ def polish(problem: Problem, found: Simulation, deadline: float) -> Simulation:
     after every success twice as many are tried.
     """
     tries = _tries(problem, 16, 300)
-    moves = _sorted(_returns(problem, found))
+    moves = _sorted(_returns(problem, found)) if found.peak <= problem.budget else []
     at, step = 0, len(moves)
     while at < len(moves) and tries and monotonic() < deadline:
         tries -= 1
@@ -134,6 +133,7 @@ def _releases(problem: Problem, found: Simulation) -> list[Move]:
     line, at = timeline(problem), found.peak_event
     unpacked = _first_unpacks(line)
     recorded = _recorded(problem, line, found.choices)
+    read = {u for i, times in enumerate(found.replays) if times for u in line.inner[i]}
     moves = []
     for v in line.decided:
         value, choice = problem.values[v], found.choices[v]
@@ -145,7 +145,9 @@ def _releases(problem: Problem, found: Simulation) -> list[Move]:
         if stored:
             moves.append(Move(v, Choice.RECOMPUTE, stored, record + remake_ns(problem, line, found, v)))
         if choice == Choice.KEEP and 0 < value.half_bytes < stored:
-            moves.append(Move(v, Choice.FP16, stored - value.half_bytes, record + value.codec_ns))
+            # Replays want exact inputs: what one of them reads has to be made again beside its half copy.
+            again = remake_ns(problem, line, found, v) if v in read else 0
+            moves.append(Move(v, Choice.FP16, stored - value.half_bytes, record + value.codec_ns + again))
     return moves
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 from operator import add
 
+from .choices import count, every
 from .problem import OUTSIDE, Choice, Problem
 from .replay import Replays
 from .timeline import Timeline, Window, timeline
@@ -185,16 +186,23 @@ def _record_ns(problem: Problem, line: Timeline, chosen: Sequence[Choice]) -> in
 
 
 def minimum(problem: Problem, tries: int = 100) -> tuple[int, tuple[Choice, ...]]:
-    """Smallest peak (bytes) that a short descent by the referee finds, and a choice that reaches it.
+    """Smallest peak (bytes) that the referee finds, and a choice that reaches it.
 
-    Drop everything, store everything in fp16, then change one value at a time, alike in all regions of
-    its kind, beginning with the kind where the peak is. An upper bound of the true minimum that is reached
-    by a real choice; the exhaustive solver has the true one of small problems.
+    Exact where a problem has no more than ``10 * tries`` choices: all are tried. Else an upper bound of the
+    true minimum, reached by a real choice: drop everything, store everything in fp16, then change one value
+    at a time, alike in all regions of its kind, beginning with the kind where the peak is.
 
     Args:
         tries: simulations at most; fewer on long recordings. Counted, not timed: equal input, equal answer.
     """
-    tries = min(tries, max(8, _MINIMUM_EVENTS // (len(problem.events) + 1)))
+    if count(problem) <= 10 * tries:
+        best = min((simulate(problem, choices) for choices in every(problem)), key=_peak)
+    else:
+        best = _descent(problem, min(tries, max(8, _MINIMUM_EVENTS // (len(problem.events) + 1))))
+    return best.peak, best.choices
+
+
+def _descent(problem: Problem, tries: int) -> Simulation:
     halves = [Choice.FP16 if value.half_bytes else Choice.RECOMPUTE for value in problem.values]
     starts = ([Choice.RECOMPUTE] * len(problem.values), halves)
     best = min((simulate(problem, start) for start in starts), key=_peak)
@@ -203,7 +211,7 @@ def minimum(problem: Problem, tries: int = 100) -> tuple[int, tuple[Choice, ...]
         for v in values:
             changed[v] = choice
         best = min(best, simulate(problem, changed), key=_peak)
-    return best.peak, best.choices
+    return best
 
 
 def _peak(simulation: Simulation) -> int:

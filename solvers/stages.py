@@ -24,7 +24,7 @@ from typing import NamedTuple
 from .memory import CODEC_WORKSPACE, hold
 from .problem import OUTSIDE, Choice, Kind, Problem
 from .replay import Replays
-from .timeline import Timeline, Window, timeline
+from .timeline import Timeline, Window, timeline, useful
 
 Terms = dict[tuple[int, Choice], int]
 """Bytes by (value, KEEP or FP16)."""
@@ -32,8 +32,10 @@ Terms = dict[tuple[int, Choice], int]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One row. ``window`` indexes the referee's windows, ``held`` the regions that are between their passes."""
+    """One row, for the events from ``start`` up to ``stop``; ``held``: the regions that are between their passes."""
 
+    start: int
+    stop: int
     window: int
     constant: int
     terms: Terms
@@ -94,42 +96,43 @@ class Life(NamedTuple):
             made = self.size + (self.beside if t == self.unpacked else 0)
         return made, keep - made, halved - made
 
+    def relaxed(self) -> Life:
+        """The same value where it takes least: held for its own handles only, made again when asked for itself."""
+        return self._replace(
+            kept_until=self.released if self.packed <= self.released else self.die,
+            first_made=self.unpacked,
+            beside=0,
+        )
+
     def breaks(self) -> tuple[int, ...]:
         """Positions from which :meth:`at` may differ from the event before."""
         packed = (self.packed, self.packed + 1) if self.half else ()
         return (self.die, self.kept_until, *packed, self.first_made, self.unpacked, self.unpacked + 1, self.released)
 
 
-def useful(problem: Problem) -> tuple[list[int], list[int]]:
-    """Decided values that may matter, and the operators that replays may run; both in order.
-
-    The ancestors of saved decided values, up to what is always kept.
-    """
-    line = timeline(problem)
-    decided = set(line.decided)
-    values: set[int] = set()
-    operators: set[int] = set()
-    waiting = [v for v, saved in enumerate(line.saved) if saved and v not in line.kept]
-    while waiting:
-        v = waiting.pop()
-        if v in values:
-            continue
-        values.add(v)
-        i = problem.values[v].operator
-        operators.add(i)
-        waiting += [u for u in line.inner[i] if u not in line.kept]
-    return sorted(values & decided), sorted(operators)
-
-
 def stages(problem: Problem) -> Stages:
-    """All stages of a problem, before any correction."""
+    """All stages of a problem as well as they are known before the referee has seen a choice."""
     line = timeline(problem)
     deltas = list(line.deltas)
-    dropped = [Choice.KEEP if v in line.kept else Choice.RECOMPUTE for v in range(len(problem.values))]
+    dropped = [Choice.KEEP if v in line.kept else Choice.RECOMPUTE for v in range(len(line.saved))]
     wanted = hold(problem, line, dropped, deltas)
+    return _stages(problem, deltas, list(_lives(problem, line, wanted)))
+
+
+def relaxed_stages(problem: Problem) -> Stages:
+    """Stages that never count more than the referee does, for any choice: what they forbid, it forbids."""
+    line = timeline(problem)
+    deltas = list(line.deltas)
+    fixed = [Choice.KEEP if v in line.kept else Choice.FP16 for v in range(len(line.saved))]
+    wanted = hold(problem, line, fixed, deltas)
+    return _stages(problem, deltas, [life.relaxed() for life in _lives(problem, line, wanted)])
+
+
+def _stages(problem: Problem, deltas: list[int], all_lives: list[Life]) -> Stages:
+    line = timeline(problem)
     fixed = list(map(add, list(accumulate(deltas, initial=problem.resident))[1:], line.tops))
     lives: dict[int, list[Life]] = {}
-    for life in _lives(problem, line, wanted):
+    for life in all_lives:
         lives.setdefault(problem.values[life.value].region, []).append(life)
     spans = _spans(line)
     held = {g: _terms([life.at(spans[g][1] - 1) for life in lives[g]], lives[g]) for g in lives}
@@ -229,7 +232,7 @@ def _rows(
     for start, stop in pairwise([window.start, *sorted(cuts), window.stop]):
         levels = [_minus(life.at(start), usual.get(life.value)) for life in moving]
         made = sum(level[0] for level in levels)
-        yield Stage(w, max(fixed[start:stop]) + made, _terms(levels, moving), held)
+        yield Stage(start, stop, w, max(fixed[start:stop]) + made, _terms(levels, moving), held)
 
 
 def _past(life: Life, window: Window) -> bool:

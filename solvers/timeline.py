@@ -80,6 +80,27 @@ def timeline(problem: Problem) -> Timeline:
     return line
 
 
+def useful(problem: Problem) -> tuple[list[int], list[int]]:
+    """Decided values that may matter, and the operators that replays may run; both in order.
+
+    The ancestors of saved decided values, up to what is always kept.
+    """
+    line = timeline(problem)
+    decided = set(line.decided)
+    values: set[int] = set()
+    operators: set[int] = set()
+    waiting = [v for v, saved in enumerate(line.saved) if saved and v not in line.kept]
+    while waiting:
+        v = waiting.pop()
+        if v in values:
+            continue
+        values.add(v)
+        i = problem.values[v].operator
+        operators.add(i)
+        waiting += [u for u in line.inner[i] if u not in line.kept]
+    return sorted(values & decided), sorted(operators)
+
+
 def _index(problem: Problem) -> Timeline:
     reads = tuple(tuple(dict.fromkeys(operator.reads)) for operator in problem.operators)
     inner = tuple(
