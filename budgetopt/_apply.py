@@ -19,8 +19,9 @@ import torch
 from budgetopt import _torch
 from budgetopt._errors import BudgetOptWarning
 from budgetopt._operators import Info
-from budgetopt._record import Observer, Policy, Recorder, Script
-from budgetopt._replay import Counters, unpack
+from budgetopt._record import Observer, Policy, Recorder, Script, Step
+from budgetopt._replay import Call, Counters, unpack
+from budgetopt._schema import Plan, RegionPlan
 from budgetopt.solvers.problem import Choice
 
 
@@ -52,7 +53,7 @@ class Region:
         self.policy: Callable[[Script | None], Policy] = PlanPolicy
         self.next_call = 0
         self.warned = False
-        self.watched: list[tuple[int, Recorder]] = []
+        self.watched: list[tuple[int, Call]] = []
 
     def recorder(self) -> Recorder | None:
         """A recorder for the coming call, or None where its plan keeps everything."""
@@ -64,7 +65,7 @@ class Region:
         policy.verify = self.verify
         recorder = Recorder(policy, self.counters, self.observer)
         if self.verify:
-            self.watched.append((call, recorder))
+            self.watched.append((call, recorder.call))
         return recorder
 
     def ended(self, recorder: Recorder) -> None:
@@ -209,3 +210,43 @@ def uninstall(model: torch.nn.Module) -> bool:
             if forward._before is not None:
                 module.__dict__["forward"] = forward._before
     return found is not None
+
+
+def regions_of(plan: Plan) -> list[Region]:
+    """A plan as the executor wants it: per module, a script for each of its calls in a step."""
+    by_path: dict[str, dict[int, RegionPlan]] = {}
+    for planned in plan.regions:
+        by_path.setdefault(planned.path, {})[planned.call] = planned
+    regions = []
+    for path, calls in by_path.items():
+        count = plan.calls.get(path, max(calls) + 1)
+        scripts = [_script(calls[call]) if call in calls else None for call in range(count)]
+        regions.append(Region(path, scripts, drops=[script is not None for script in scripts]))
+    return regions
+
+
+def _script(planned: RegionPlan) -> Script:
+    words = {"keep": Choice.KEEP, "hold": Choice.KEEP, "recompute": Choice.RECOMPUTE, "fp16": Choice.FP16}
+    choices: dict[tuple[str, int], dict[int, int]] = {}
+    holds: dict[tuple[str, int], list[int]] = {}
+    for decision in planned.decisions:
+        key = (decision.operator, decision.nth)
+        choices.setdefault(key, {})[decision.slot] = int(words[decision.choice])
+        if decision.choice == "hold":
+            holds.setdefault(key, []).append(decision.slot)
+    record, blocked, snapshot = set(planned.record), set(planned.blocked), set(planned.snapshot)
+    steps = []
+    count: dict[str, int] = {}
+    for i, name in enumerate(planned.operators):
+        key = (name, count.get(name, 0))
+        count[name] = key[1] + 1
+        steps.append(
+            Step(
+                choices.get(key, {}),
+                hold=tuple(holds.get(key, ())),
+                record=i in record,
+                replayable=i not in blocked,
+                snapshot=i in snapshot,
+            )
+        )
+    return Script(list(planned.operators), steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,12 @@ def environment(device: torch.device, gradients: bool) -> Environment:
     )
 
 
-def require_match(planned: Mapping[str, Any], full: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+def require_match(
+    planned: Mapping[str, Any],
+    full: Mapping[str, Any] | None,
+    now: Mapping[str, Any],
+    parts: Sequence[str] = MUST_MATCH,
+) -> None:
     """Raise unless the parts that must match do.
 
     Args:
@@ -49,7 +54,7 @@ def require_match(planned: Mapping[str, Any], full: Mapping[str, Any] | None, no
         PlanMismatchError: names the first difference.
     """
     hashes = digest(now)
-    for part in MUST_MATCH:
+    for part in parts:
         if planned.get(part) != hashes[part]:
             raise PlanMismatchError(
                 f"the plan belongs to another model or sample: {_first_difference(part, full, now)}. "

@@ -5,8 +5,8 @@ A problem has integers only; names come back when a solution becomes a plan.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache
 
 from budgetopt._errors import BudgetOptError
 from budgetopt._fingerprint_digest import digest
@@ -138,28 +138,10 @@ def _regions(profile: Profile) -> tuple[Region, ...]:
     return tuple(regions)
 
 
-@lru_cache(maxsize=4)
-def _keep_all(identity: int, profile: _ById) -> memory.Simulation:
-    problem = to_problem(profile.profile, 0)
-    return memory.simulate(problem, [Choice.KEEP] * len(problem.values))
-
-
-class _ById:
-    """A profile that hashes by identity: profiles are frozen, and hashing their content takes longer."""
-
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
-
-    def __hash__(self) -> int:
-        return id(self.profile)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.profile is self.profile
-
-
 def keep_all(profile: Profile) -> memory.Simulation:
     """What the referee says of the plain step."""
-    return _keep_all(id(profile), _ById(profile))
+    problem = to_problem(profile, 0)
+    return memory.simulate(problem, [Choice.KEEP] * len(problem.values))
 
 
 def describe_event(profile: Profile, position: int) -> str:
@@ -210,6 +192,7 @@ def to_plan(
         allow=tuple(c for c in CHOICES if c in set(allow) | {"keep"}),
         exclude=tuple(exclude),
         regions=tuple(regions),
+        calls=dict(Counter(record.path for record in profile.regions)),
         fingerprint=digest(profile.fingerprint),
         environment=profile.environment,
         profile_data=compress(profile),
@@ -277,18 +260,7 @@ def _may_be_replayed(problem: Problem, solution: Solution, region: int) -> set[i
                 coded.discard(read)
                 needed.discard(problem.values[read].operator)
                 stack.append(read)
-    return _with_kept(problem, solution, region, needed)
-
-
-def _with_kept(problem: Problem, solution: Solution, region: int, needed: set[int]) -> set[int]:
-    """Also the operators of kept values that a replay reads: they must be known to be held as theirs."""
-    makers = {
-        problem.values[read].operator
-        for i in needed
-        for read in problem.operators[i].reads
-        if problem.values[read].region == region and problem.values[read].operator != OUTSIDE
-    }
-    return needed | makers
+    return needed
 
 
 def _word(

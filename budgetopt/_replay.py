@@ -148,7 +148,8 @@ class Counters:
     Attributes:
         calls: forwards of planned regions. differing: those whose operators were not the planned ones.
         bypassed: forwards under torch.func or where hooks are forbidden. broken: where recording gave up.
-        replayed: operators run again. made_bytes: bytes made again.
+        replayed: operators run again. made_bytes: bytes made again. proven: values that verifying
+            compared with what was dropped.
     """
 
     calls: int = 0
@@ -157,6 +158,7 @@ class Counters:
     broken: int = 0
     replayed: int = 0
     made_bytes: int = 0
+    proven: int = 0
 
 
 class Call:
@@ -407,8 +409,10 @@ class _Replay:
             self.borrowed.pop(id(value), None)
 
     def _made(self, value: Value, storage: torch.UntypedStorage, index: int) -> None:
-        if value.digest is not None and _device.checksum(storage) != value.digest:
-            self.call.failures.add((index, value.slot))
+        if value.digest is not None:
+            self.call.counters.proven += 1
+            if _device.checksum(storage) != value.digest:
+                self.call.failures.add((index, value.slot))
             value.digest = None
         if value.pending > 0:
             value.made = storage

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from budgetopt._errors import BudgetOptError, PlanMismatchError
-from budgetopt.solvers.problem import OUTSIDE, Kind
+from budgetopt.solvers.problem import OUTSIDE
 
 PLAN_VERSION = 1
 PROFILE_VERSION = 1
@@ -206,6 +206,12 @@ class RegionPlan(Strict):
     blocked: tuple[int, ...]
     snapshot: tuple[int, ...]
 
+    def exact(self) -> RegionPlan:
+        """The same with values recomputed that are in fp16 here; every operator is recorded."""
+        words = {"fp16": "recompute"}
+        decisions = tuple(d.model_copy(update={"choice": words.get(d.choice, d.choice)}) for d in self.decisions)
+        return self.model_copy(update={"decisions": decisions, "record": tuple(range(len(self.operators)))})
+
 
 class Prediction(Strict):
     """What the referee says of a plan. `overhead` is extra time ÷ plain step time."""
@@ -242,6 +248,7 @@ class Plan(Saved):
     allow: tuple[str, ...]
     exclude: tuple[str, ...] = ()
     regions: tuple[RegionPlan, ...]
+    calls: dict[str, int] = {}
     fingerprint: dict[str, Any]
     environment: Environment
     profile_data: str = ""
@@ -250,6 +257,11 @@ class Plan(Saved):
     def profile(self) -> Profile:
         """The profile that the plan was solved from."""
         return Profile.model_validate_json(zlib.decompress(base64.b85decode(self.profile_data)))
+
+    @property
+    def profile_optimizer(self) -> int:
+        """Bytes that were reserved for the optimizer's state."""
+        return self.profile.fixed.optimizer
 
     @property
     def drops(self) -> bool:
@@ -288,6 +300,3 @@ class Measurement(Strict):
     step_ns: int
     reserved_bytes: int = 0
     losses: tuple[float, ...] = ()
-
-
-KINDS = tuple(Kind)

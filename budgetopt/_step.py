@@ -26,17 +26,17 @@ class Step:
         if loss is not None and step is not None:
             raise ProfileError("give either loss= or step=, not both: step returns the loss itself")
         self.sample = sample
-        self._loss = loss
-        self._step = step
+        self.loss = loss
+        self.step = step
         self.guessed = False
 
     def forward(self, model: torch.nn.Module) -> tuple[Any, torch.Tensor]:
         """The model's output, alive as in a loop that reads it, and the scalar loss."""
-        if self._step is not None:
-            return None, _scalar(self._step(model, self.sample), "step")
+        if self.step is not None:
+            return None, _scalar(self.step(model, self.sample), "step")
         out = call(model, self.sample)
-        if self._loss is not None:
-            return out, _scalar(self._loss(out), "loss")
+        if self.loss is not None:
+            return out, _scalar(self.loss(out), "loss")
         found = _own_loss(out)
         self.guessed = found is None
         return out, _scalar(_sum_of_means(out) if found is None else found, "the model's output")

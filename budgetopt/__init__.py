@@ -1,0 +1,84 @@
+"""Make a live PyTorch model train under a memory budget at the least cost in time.
+
+``budgetopt.fit(model, sample, budget="8GB")``; see :func:`fit`. Names load when they are asked for, so
+that ``import budgetopt.solvers`` needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from budgetopt._errors import (
+        BudgetOptError,
+        BudgetOptWarning,
+        InfeasibleBudgetError,
+        InvalidBudgetError,
+        OverBudgetError,
+        PlanMismatchError,
+        ProfileError,
+        SolverError,
+    )
+    from budgetopt._fit import apply, fit, measure, plan_of, remove
+    from budgetopt._profile import profile
+    from budgetopt._schema import Measurement, Plan, Profile
+    from budgetopt._solve import solve
+
+_WHERE = {
+    "fit": "_fit",
+    "profile": "_profile",
+    "solve": "_solve",
+    "apply": "_fit",
+    "remove": "_fit",
+    "plan_of": "_fit",
+    "measure": "_fit",
+    "Plan": "_schema",
+    "Profile": "_schema",
+    "Measurement": "_schema",
+    "BudgetOptError": "_errors",
+    "BudgetOptWarning": "_errors",
+    "InfeasibleBudgetError": "_errors",
+    "InvalidBudgetError": "_errors",
+    "OverBudgetError": "_errors",
+    "PlanMismatchError": "_errors",
+    "ProfileError": "_errors",
+    "SolverError": "_errors",
+}
+
+__all__ = [
+    "BudgetOptError",
+    "BudgetOptWarning",
+    "InfeasibleBudgetError",
+    "InvalidBudgetError",
+    "Measurement",
+    "OverBudgetError",
+    "Plan",
+    "PlanMismatchError",
+    "Profile",
+    "ProfileError",
+    "SolverError",
+    "apply",
+    "fit",
+    "measure",
+    "plan_of",
+    "profile",
+    "remove",
+    "solve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        try:
+            return version("budgetopt")
+        except PackageNotFoundError:
+            return "0.1.0.dev0"
+    if name not in _WHERE:
+        raise AttributeError(f"module 'budgetopt' has no attribute {name!r}")
+    return getattr(import_module(f"budgetopt.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,88 @@
+"""What people read: the line that `fit` prints, and tables of profiles and plans. No torch."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from budgetopt._schema import Plan, Profile
+from budgetopt._units import show_bytes, show_ns
+
+WIDTH = 120
+
+
+def fit_line(plan: Plan, *, reused: bool, notes: list[str]) -> str:
+    """One line: budget, peak, overhead, exact or the fp16 error, what fell back."""
+    predicted, measured = plan.predicted, plan.measured
+    peak = f"peak {show_bytes(measured.peak_bytes)}" if measured else f"predicted peak {show_bytes(predicted.peak_bytes)}"
+    parts = [f"{show_bytes(plan.budget_bytes)} budget, {peak} (plain {show_bytes(predicted.plain_peak_bytes)})"]
+    if not plan.drops:
+        parts.append("everything fits, the model is not touched")
+    else:
+        parts.append(f"about {predicted.overhead:+.1%} step time")
+        parts.append(_exactness(plan))
+    if plan.drops:
+        parts.append(f"{plan.solver}, gap {plan.gap:.1%}")
+    if reused:
+        parts.append("saved plan reused")
+    return "budgetopt: " + "; ".join([*parts, *notes])
+
+
+def _exactness(plan: Plan) -> str:
+    if not any(d.choice == "fp16" for region in plan.regions for d in region.decisions):
+        return "gradients exact"
+    error = plan.measured.grad_error if plan.measured else None
+    return "fp16, gradient error not measured" if error is None else f"fp16, gradient error {error:.1e}"
+
+
+def plan_table(plan: Plan) -> str:
+    """One row per planned layer: what is kept, recomputed, in fp16."""
+    table = Table(box=SIMPLE, title=f"plan for {show_bytes(plan.budget_bytes)}")
+    for name in ("layer", "kept", "recomputed", "fp16"):
+        table.add_column(name, justify="left" if name == "layer" else "right")
+    for region in plan.regions:
+        sizes: dict[str, int] = defaultdict(int)
+        for decision in region.decisions:
+            sizes[decision.choice] += decision.bytes
+        kept = sizes["keep"] + sizes["hold"]
+        path = region.path or "(model)"
+        label = f"{path} call {region.call}" if plan.calls.get(region.path, 1) > 1 else path
+        table.add_row(label, show_bytes(kept), show_bytes(sizes["recompute"]), show_bytes(sizes["fp16"]))
+    predicted = plan.predicted
+    foot = (
+        f"predicted peak {show_bytes(predicted.peak_bytes)} at {predicted.peak_at}; plain "
+        f"{show_bytes(predicted.plain_peak_bytes)}; extra time {predicted.overhead:.1%} of a step; {plan.solver}, "
+        f"{plan.status}, gap {plan.gap:.1%}"
+    )
+    return _text(table) + foot
+
+
+def profile_table(profile: Profile) -> str:
+    """One row per layer that saves something: activation bytes and forward time, children included."""
+    table = Table(box=SIMPLE, title="activations saved by forward, per layer (children included)")
+    table.add_column("layer")
+    table.add_column("class")
+    table.add_column("activations", justify="right")
+    table.add_column("forward", justify="right")
+    total = max((layer.activation_bytes for layer in profile.layers), default=0)
+    for layer in profile.layers:
+        if layer.activation_bytes * 200 >= total > 0:
+            size, ns = show_bytes(layer.activation_bytes), show_ns(layer.forward_ns)
+            table.add_row(layer.path or "(model)", layer.kind, size, ns)
+    fixed = ", ".join(f"{kind} {show_bytes(size)}" for kind, size in profile.fixed.model_dump().items() if size)
+    foot = [f"fixed: {fixed}", f"plain peak {show_bytes(profile.peak_bytes)}"]
+    if profile.not_replayable:
+        foot.append(f"not replayable, so kept: {len(profile.not_replayable)} operators")
+    if profile.loss_guessed:
+        foot.append("the loss was guessed as the sum of the outputs' means: its own memory is not in these figures")
+    return _text(table) + "\n".join(foot)
+
+
+def _text(table: Table) -> str:
+    buffer = io.StringIO()
+    Console(file=buffer, width=WIDTH).print(table)
+    return buffer.getvalue()

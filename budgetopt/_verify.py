@@ -1,0 +1,100 @@
+"""Run a plan and see: every replayed value bit for bit, then the peak, then fp16's error on the gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from budgetopt import _apply, _device
+from budgetopt._fixed import Resident
+from budgetopt._schema import Plan
+from budgetopt._state import fresh_gradients, random_states, restore_random
+from budgetopt._step import Step
+
+
+@dataclass
+class Run:
+    """One measured step. `peak` includes the resident bytes."""
+
+    peak: int
+    ns: int
+    reserved: int
+    loss: float
+
+
+@dataclass
+class Proof:
+    """What a verifying step found.
+
+    Attributes:
+        proven: values compared. differing: (path, call, operator's position, slot) of those that were not
+            the dropped ones. broken: paths of regions where recording gave up.
+    """
+
+    proven: int
+    differing: list[tuple[str, int, int, int]]
+    broken: list[str]
+
+
+def run_once(model: torch.nn.Module, how: Step, resident: Resident, reserve: int) -> Run:
+    """One step of the model as it is, measured. Gradients start as `resident` found them."""
+    fresh_gradients(model, resident.gradient > 0)
+    with _device.backend(resident.device).meter(resident.device, False) as peak:
+        loss = how.run(model)
+    fixed = resident.fixed(reserve).total
+    return Run(peak=fixed + peak.above, ns=peak.ns, reserved=peak.reserved, loss=float(loss))
+
+
+def prove(model: torch.nn.Module, how: Step, resident: Resident) -> Proof:
+    """One step in which every value that is made again is compared with what was dropped."""
+    found = _apply.installed(model)
+    regions = list(found.regions.values()) if found is not None else []
+    fresh_gradients(model, resident.gradient > 0)
+    for region in regions:
+        region.verify, region.watched, region.next_call = True, [], 0
+        region.counters.proven = 0
+    try:
+        how.run(model)
+        return Proof(
+            proven=sum(region.counters.proven for region in regions),
+            differing=[
+                (region.path, call, index, slot)
+                for region in regions
+                for call, record in region.watched
+                for index, slot in sorted(record.failures)
+            ],
+            broken=[region.path for region in regions if region.counters.broken],
+        )
+    finally:
+        for region in regions:
+            region.verify, region.watched, region.next_call = False, [], 0
+
+
+def gradient_error(model: torch.nn.Module, how: Step, resident: Resident, exact: Plan, plan: Plan) -> float:
+    """‖g − g*‖ ÷ ‖g*‖ over all parameters together: g under `plan`, g* under `exact`, same random state.
+
+    `plan` is installed afterwards. Both gradients are compared on the host in double precision.
+    """
+    states = random_states()
+    reference = _gradients(model, how, resident, exact, states)
+    measured = _gradients(model, how, resident, plan, states)
+    off = sum(float((g.double() - r.double()).square().sum()) for g, r in zip(measured, reference, strict=True))
+    norm = sum(float(r.double().square().sum()) for r in reference)
+    return float((off / norm) ** 0.5) if norm else float(off > 0)
+
+
+def _gradients(
+    model: torch.nn.Module, how: Step, resident: Resident, plan: Plan, states: Any
+) -> list[torch.Tensor]:
+    restore_random(states)
+    _apply.install(model, plan, _apply.regions_of(plan))
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    fresh_gradients(model, resident.gradient > 0)
+    how.run(model)
+    found = [p.grad.detach().to("cpu", copy=True) for p in model.parameters() if p.grad is not None]
+    fresh_gradients(model, resident.gradient > 0)
+    return found
