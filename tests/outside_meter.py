@@ -31,24 +31,40 @@ LOW_THRESHOLD = 16 * 1024
 """Bytes from which malloc maps fresh pages, and gives them back at free: then resident memory follows."""
 
 
-def peak_bytes(model: nn.Module, sample: Any, loss: Callable[[Any], Tensor] | None = None, *, warmup: int = 1) -> int:
+def peak_bytes(
+    model: nn.Module,
+    sample: Any,
+    loss: Callable[[Any], Tensor] | None = None,
+    *,
+    hold_output: bool = True,
+    warmup: int = 1,
+) -> int:
     """Peak of forward + backward above what was resident before it, in bytes, as the allocator counts.
 
     Gradients are None before and after. ``warmup`` steps run first, unmeasured; like any step they move
     random states and batch norm's statistics.
+
+    Args:
+        hold_output: the output lives through the backward, as in ``out = model(x); out.loss.backward()``;
+            otherwise it goes first, as in ``model(x).loss.backward()``.
     """
-    return max(0, *running_bytes(model, sample, loss, warmup=warmup))
+    return max(0, *running_bytes(model, sample, loss, hold_output=hold_output, warmup=warmup))
 
 
 def running_bytes(
-    model: nn.Module, sample: Any, loss: Callable[[Any], Tensor] | None = None, *, warmup: int = 1
+    model: nn.Module,
+    sample: Any,
+    loss: Callable[[Any], Tensor] | None = None,
+    *,
+    hold_output: bool = True,
+    warmup: int = 1,
 ) -> list[int]:
     """Bytes above those resident at the start, after every allocation and free of one step, in time order."""
     for _ in range(warmup):
-        _step(model, sample, loss)
+        _step(model, sample, loss, hold_output)
     gc.collect()
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _step(model, sample, loss)
+        _step(model, sample, loss, hold_output)
     running, total = [0], 0
     for change in _memory_events(profiler):
         total += change
@@ -98,9 +114,12 @@ def _memory_events(profiler: torch.profiler.profile) -> list[int]:
     return [event.nbytes() for event in events if event.device_type() == torch.profiler.DeviceType.CPU]
 
 
-def _step(model: nn.Module, sample: Any, loss: Callable[[Any], Tensor] | None) -> None:
+def _step(model: nn.Module, sample: Any, loss: Callable[[Any], Tensor] | None = None, hold_output: bool = True) -> None:
     _clear(model)
-    value = (loss or _default_loss)(_call(model, sample))  # no name for the output: it goes before the backward
+    output = _call(model, sample)
+    value = (loss or _default_loss)(output)
+    if not hold_output:
+        del output
     value.backward()  # type: ignore[no-untyped-call]
     del value
     _clear(model)
@@ -138,13 +157,13 @@ def _tensors(part: Any) -> Iterator[Tensor]:
 def _rss_growth_here(model: nn.Module, sample: Any, warmup: int) -> int:
     """In this process: the operating system's own high-water mark, or a sampling thread where it has none."""
     for _ in range(warmup):
-        _step(model, sample, None)
+        _step(model, sample)
     gc.collect()
     start = _status_bytes("VmRSS")
     if _reset_high_water():
-        _step(model, sample, None)
+        _step(model, sample)
         return _status_bytes("VmHWM") - start
-    return _sampled_peak(lambda: _step(model, sample, None)) - start
+    return _sampled_peak(lambda: _step(model, sample)) - start
 
 
 def _reset_high_water() -> bool:

@@ -11,7 +11,7 @@ from tests.outside_meter import peak_bytes, resident_bytes, rss_peak_growth, run
 FLOAT = 4
 
 
-def derived_peak(depth: int, width: int, batch: int) -> int:
+def derived_peak(depth: int, width: int, batch: int, hold_output: bool) -> int:
     """Peak of forward + backward of linear, relu, linear, relu … summed, above what was resident.
 
     Autograd holds every relu's result (one activation each, which is the next linear's input as well); a
@@ -22,24 +22,28 @@ def derived_peak(depth: int, width: int, batch: int) -> int:
       (k + 1 in the last layer, where what comes in is that 1, expanded without a copy);
     * linear makes the gradients of input, weight and bias, while relu's result is gone: k + 1 activations
       (one less in the first layer, whose input needs no gradient).
+
+    The output is the last relu's result: held, it is one activation more from where it would have died.
     """
     activation, parameters = batch * width * FLOAT, (width * width + width) * FLOAT
     peaks = []
     for k in range(depth, 0, -1):
         done = depth - k
-        at_relu = (k + 1 + (done > 0)) * activation + done * parameters
-        at_linear = (k + (k > 1)) * activation + (done + 1) * parameters
+        at_relu = (k + 1 + (done > 0) * (1 + hold_output)) * activation + done * parameters
+        at_linear = (k + (k > 1) + hold_output) * activation + (done + 1) * parameters
         peaks += [at_relu, at_linear]
     return max(peaks) + 2 * FLOAT
 
 
+@pytest.mark.parametrize("hold_output", [True, False])
 @pytest.mark.parametrize(
     ("depth", "width", "batch"),
     [(3, 64, 32), (3, 16, 1024), (5, 32, 33), (2, 128, 8), (8, 8, 256), (1, 32, 32)],
 )
-def test_exact_on_an_mlp_derived_by_hand(depth: int, width: int, batch: int) -> None:
+def test_exact_on_an_mlp_derived_by_hand(depth: int, width: int, batch: int, hold_output: bool) -> None:
     model, sample = plain_mlp(depth, width, batch)
-    assert peak_bytes(model, sample, torch.sum) == derived_peak(depth, width, batch)
+    measured = peak_bytes(model, sample, torch.sum, hold_output=hold_output)
+    assert measured == derived_peak(depth, width, batch, hold_output)
 
 
 def test_a_step_leaves_nothing() -> None:
