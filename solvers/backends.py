@@ -59,10 +59,10 @@ def run(program: pulp.LpProblem, backend: str, time_limit: float, gap: float) ->
     deadline = monotonic() + time_limit
     failures: list[str] = []
     outcome = None
-    for name in _order(backend):
+    for name in order(backend):
         try:
             outcome = ENGINES[name](program, max(0.1, deadline - monotonic()), gap)
-        except (pulp.PulpError, OSError, ImportError, subprocess.SubprocessError, ValueError) as error:
+        except (SolverError, pulp.PulpError, OSError, ImportError, subprocess.SubprocessError, ValueError) as error:
             failures.append(f"{name} failed: {_short(error)}")
             continue
         if outcome.found or name == "highs":
@@ -73,7 +73,8 @@ def run(program: pulp.LpProblem, backend: str, time_limit: float, gap: float) ->
     return Outcome(outcome.found, outcome.proven, outcome.values, outcome.bound, outcome.engine + note)
 
 
-def _order(backend: str) -> list[str]:
+def order(backend: str) -> list[str]:
+    """Names of engines to try, in order; a name that is not a backend raises ``SolverError``."""
     names = {"auto": ["highs", "cbc"], "highs": ["highs", "cbc"], "cbc": ["cbc", "highs"]}
     if backend not in names:
         raise SolverError(f"backend {backend!r} is not one of {', '.join(sorted(names))}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from .answer import answer, infeasible
-from .backends import run
+from .backends import order, run
 from .errors import SolverError
 from .greedy import descend, polish, search
 from .memory import Simulation, simulate
@@ -21,6 +21,7 @@ from .program import Program
 from .stages import Stages, relaxed_stages, stages
 
 _ROUNDS = 3
+_BUILD_S = 150e-6  # seconds per event that building a program takes; one that cannot be solved is not begun
 _UNUSED = 0.005  # share of the budget that is not worth another round
 
 
@@ -36,6 +37,7 @@ def ilp(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: 
         InfeasibleError: neither the program nor the heuristics found a choice that the referee accepts.
         SolverError: ``backend`` is unknown.
     """
+    order(backend)  # an unknown name is an error even where no program is needed
     deadline = monotonic() + time_limit
     kept = simulate(problem, [Choice.KEEP] * len(problem.values))
     if kept.peak <= problem.budget and kept.cost_ns == 0:
@@ -49,7 +51,7 @@ def ilp(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: 
 
 
 def _judged(problem: Problem, rounds: _Rounds, heuristic: Simulation) -> Solution:
-    if rounds.failure:
+    if rounds.failure and not rounds.engine:
         return answer(problem, heuristic, f"greedy ({rounds.failure})")
     found = polish(problem, rounds.best, rounds.deadline)
     bound_ns = min(rounds.bounds, default=0)
@@ -76,6 +78,8 @@ class _Rounds:
     failure: str = ""
 
     def solve(self) -> None:
+        if self.deadline - monotonic() < _BUILD_S * len(self.problem.events):
+            return
         rows = stages(self.problem)
         seen = self.best
         for number in range(_ROUNDS):
@@ -90,7 +94,7 @@ class _Rounds:
     def relaxed_bound(self) -> int:
         """A bound that holds for the step: no choice that the referee accepts costs less. 0 if time is out."""
         left = self.deadline - monotonic()
-        if left < 0.2:
+        if left < 0.2 + _BUILD_S * len(self.problem.events):
             return 0
         rows = relaxed_stages(self.problem)
         program = Program(self.problem, rows, [0] * len(rows.rows))
@@ -108,9 +112,10 @@ class _Rounds:
             self.failure = str(error)
             return None
         self.engine = outcome.engine
+        if outcome.found or outcome.bound > 0:
+            self.bounds.append(program.cost_ns(outcome.bound))
         if not outcome.found:
             return None
-        self.bounds.append(program.cost_ns(outcome.bound))
         found = simulate(self.problem, program.choices(outcome))
         self._improve(descend(self.problem, found, self.deadline))
         return found

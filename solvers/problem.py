@@ -151,7 +151,9 @@ class Solution:
         peak: bytes, resident included. peak_event: index into :attr:`Problem.events`.
         cost_ns: replays, codecs and recording.
         bound_ns: proven lower bound of the *program's* cost (0: nothing proven). The program sees
-            memory through its stage rows, so the bound speaks of the program, not of the step.
+            memory through its stage rows, so the bound speaks of the program, not of the step. Where the
+            answer is cheaper than the program allows, the bound is that of a program relaxed until it
+            allows whatever the referee does.
         status: ``"optimal"`` (within the gap), ``"feasible"`` (limit reached) or ``"heuristic"``.
         solver: name of the method and the engine, with a note where a fallback answered.
         window_peaks: highest bytes in each window (see :func:`budgetopt.solvers.memory.windows`).

@@ -1,0 +1,273 @@
+"""The solvers against each other, against trying everything, and against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from budgetopt.solvers import (
+    OUTSIDE,
+    SOLVERS,
+    Choice,
+    InfeasibleError,
+    Kind,
+    Problem,
+    Solution,
+    SolverError,
+    minimum,
+    simulate,
+    solve,
+)
+from budgetopt.solvers.backends import run
+from budgetopt.solvers.choices import count
+from budgetopt.solvers.program import Program
+from budgetopt.solvers.stages import relaxed_stages, stages
+
+from .steps import Step, chain, network, transformer
+
+BACKENDS = ("cbc", "highs")
+K, R, H = Choice.KEEP, Choice.RECOMPUTE, Choice.FP16
+
+
+def _keep_all(problem: Problem) -> int:
+    return simulate(problem, [K] * len(problem.values)).peak
+
+
+def _check(problem: Problem, solution: Solution) -> None:
+    """What a solution says is what the referee says."""
+    seen = simulate(problem, solution.choices)
+    assert seen.peak <= problem.budget
+    assert (seen.peak, seen.peak_event, seen.cost_ns) == (solution.peak, solution.peak_event, solution.cost_ns)
+    assert seen.choices == solution.choices
+    assert max(solution.window_peaks) == solution.peak
+    assert 0 <= solution.bound_ns <= solution.cost_ns
+
+
+def _fan(sizes: tuple[int, ...], times: tuple[int, ...], work: int) -> Step:
+    """Independent values made from one input and saved; then an operator that needs ``work`` bytes for itself."""
+    step = Step()
+    x = step.make(OUTSIDE, 1)
+    g = step.enter()
+    handles = []
+    for size, ns in zip(sizes, times, strict=True):
+        v = step.make(g, size, (x,), time=ns)
+        handles.append(step.save(v))
+        step.die(v)
+    step.event(Kind.EXIT, g)
+    step.die(step.make(OUTSIDE, work))
+    step.event(Kind.FORWARD_END)
+    for h in reversed(handles):
+        step.event(Kind.UNPACK, h)
+        step.event(Kind.HANDLE_DIE, h)
+    return step
+
+
+@pytest.mark.parametrize("solver", sorted(SOLVERS))
+def test_a_knapsack_by_hand(solver: str) -> None:
+    # Keep-all at the big operator: 1 + (50 + 40 + 30) + 100 = 221. At 180, 41 bytes must go: 50 alone for 9 ns,
+    # 40 + 30 for 5 + 3 = 8 ns, or 50 + 30 and so on for more. So keep the first, drop the others.
+    problem = _fan((50, 40, 30), (9, 5, 3), 100).problem(180)
+    solution = solve(problem, solver)
+    _check(problem, solution)
+    if solver != "greedy":
+        assert solution.choices[1:4] == (K, R, R)
+        assert (solution.peak, solution.cost_ns) == (1 + 50 + 100, 8)
+
+
+@pytest.mark.parametrize("solver", sorted(SOLVERS))
+def test_keep_all_is_free_where_it_fits(solver: str) -> None:
+    problem = chain(layers=4, size=10, record_ns=5).problem(60)
+    solution = solve(problem, solver)
+    _check(problem, solution)
+    assert (solution.cost_ns, solution.gap) == (0, 0.0)
+
+
+@pytest.mark.parametrize("solver", sorted(SOLVERS))
+def test_what_does_not_fit_says_the_smallest_peak(solver: str) -> None:
+    # The big operator runs beside the input: 1 + 100, whatever is dropped.
+    with pytest.raises(InfeasibleError) as error:
+        solve(_fan((50, 40), (9, 5), 100).problem(100), solver)
+    assert error.value.minimum == 101
+    assert simulate(_fan((50, 40), (9, 5), 100).problem(), [Choice(c) for c in error.value.choices]).peak == 101
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_recording_gathers_drops_in_one_region(backend: str) -> None:
+    # Two equal regions, each with two values of 10 bytes that cost 1 ns; recording a region costs 100.
+    # 20 bytes must go: both from one region is 102, one from each 202.
+    step = Step()
+    handles = []
+    for _ in range(2):
+        g = step.enter(record_ns=100)
+        for _ in range(2):
+            v = step.make(g, 10, time=1)
+            handles.append(step.save(v))
+            step.die(v)
+        step.event(Kind.EXIT, g)
+    step.die(step.make(OUTSIDE, 50))
+    step.event(Kind.FORWARD_END)
+    for h in reversed(handles):
+        step.event(Kind.UNPACK, h)
+        step.event(Kind.HANDLE_DIE, h)
+    problem = step.problem(90 - 20)
+    solution = solve(problem, "ilp", backend)
+    _check(problem, solution)
+    assert solution.cost_ns == 102
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp16_is_chosen_where_it_is_cheaper(backend: str) -> None:
+    # One value of 100 bytes, 50 in fp16; 50 must go. Remaking costs 10, the codec 3.
+    step = Step()
+    g = step.enter()
+    v = step.make(g, 100, time=10, half=50, codec=3)
+    h = step.save(v)
+    step.die(v)
+    step.event(Kind.EXIT, g)
+    step.die(step.make(OUTSIDE, 300))
+    step.event(Kind.FORWARD_END)
+    step.event(Kind.UNPACK, h)
+    step.event(Kind.HANDLE_DIE, h)
+    problem = step.problem(350)
+    solution = solve(problem, "ilp", backend)
+    _check(problem, solution)
+    assert (solution.choices[0], solution.cost_ns) == (H, 3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layers", [3, 6, 9])
+def test_chains_are_solved_as_well_as_by_trying_everything(backend: str, layers: int) -> None:
+    step = chain(layers, 10, time=7, half=5, codec=2) if layers < 9 else chain(layers, 10, time=7)
+    low, high = minimum(step.problem())[0], _keep_all(step.problem())
+    for budget in sorted({low, (low + high) // 2, high - 1} & set(range(low, high))):
+        problem = step.problem(budget)
+        solution = solve(problem, "ilp", backend, gap=0.001)
+        _check(problem, solution)
+        assert solution.cost_ns == solve(problem, "exhaustive").cost_ns
+
+
+def _small(random: Random) -> Step | None:
+    step = network(random, random.randint(1, 3), random.randint(2, 5))
+    return step if count(step.problem()) <= 1000 else None
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False), st.integers(0, 90), st.sampled_from(BACKENDS))
+def test_any_small_problem(random: Random, percent: int, backend: str) -> None:
+    step = _small(random)
+    if step is None:
+        return
+    low, high = minimum(step.problem())[0], _keep_all(step.problem())
+    problem = step.problem(low + (high - low) * percent // 100)
+    best = solve(problem, "exhaustive")
+    greedy = solve(problem, "greedy")
+    ilp = solve(problem, "ilp", backend, gap=0.001)
+    for solution in (best, greedy, ilp):
+        _check(problem, solution)
+    assert best.cost_ns <= ilp.cost_ns <= greedy.cost_ns
+    assert ilp.cost_ns <= 2 * best.cost_ns + 9
+    with pytest.raises(InfeasibleError) as error:
+        solve(step.problem(low - 1), "ilp", backend)
+    assert error.value.minimum == low
+
+
+def test_small_problems_are_mostly_solved_to_the_optimum() -> None:
+    costs = []
+    for seed in range(30):
+        step = _small(Random(seed))
+        if step is None:
+            continue
+        low, high = minimum(step.problem())[0], _keep_all(step.problem())
+        for percent in (0, 30, 60):
+            problem = step.problem(low + (high - low) * percent // 100)
+            costs.append((solve(problem, "ilp").cost_ns, solve(problem, "exhaustive").cost_ns))
+    assert sum(ours == best for ours, best in costs) >= 0.95 * len(costs)
+    assert sum(ours for ours, _ in costs) <= 1.02 * sum(best for _, best in costs)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False), st.integers(0, 90))
+def test_relaxed_stages_never_forbid_what_the_referee_allows(random: Random, percent: int) -> None:
+    problem = network(random, random.randint(1, 3), random.randint(2, 6)).problem()
+    rows = relaxed_stages(problem)
+    for _ in range(5):
+        seen = simulate(problem, [random.choice([K, R, H]) for _ in problem.values])
+        for row, level in zip(rows.rows, rows.levels(seen.choices), strict=True):
+            assert level <= max(seen.peaks[row.start : row.stop])
+    if count(problem) <= 500:
+        low, high = minimum(problem)[0], _keep_all(problem)
+        tight = replace(problem, budget=low + (high - low) * percent // 100)
+        program = Program(tight, rows, [0] * len(rows.rows))
+        outcome = run(program.pulp, "auto", 5, 0.0)
+        assert program.cost_ns(outcome.bound) <= solve(tight, "exhaustive").cost_ns
+
+
+def test_stages_are_exact_for_a_chain_that_is_kept_or_dropped_whole() -> None:
+    problem = chain(layers=5, size=10).problem()
+    rows = stages(problem)
+    for choices in ([K] * 6, [K, R, R, R, R, R]):
+        seen = simulate(problem, choices)
+        levels = rows.levels(seen.choices)
+        assert max(levels) == seen.peak
+
+
+def test_equal_problems_get_equal_answers_in_every_process() -> None:
+    code = (
+        "from tests.solvers.steps import transformer\n"
+        "from budgetopt.solvers import solve\n"
+        "for solver in ('ilp', 'greedy'):\n"
+        "    s = solve(transformer(3, halves=True).problem(70 << 20), solver)\n"
+        "    print(s.peak, s.cost_ns, s.bound_ns, *map(int, s.choices))\n"
+    )
+    root = Path(__file__).parents[2]
+    answers = set()
+    for seed in ("0", "1"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}
+        command = [sys.executable, "-W", "error", "-c", code]
+        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True)
+        answers.add(done.stdout)
+    assert len(answers) == 1
+    assert answers.pop().count("\n") == 2  # nothing else on stdout: no banner, no log
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_layers_are_no_trap(backend: str) -> None:
+    step = transformer(12)
+    dropped = simulate(step.problem(), [R] * len(step.values))
+    for share in (0.2, 0.6):
+        problem = step.problem(int(dropped.peak + share * (_keep_all(step.problem()) - dropped.peak)))
+        solution = solve(problem, "ilp", backend, time_limit=8)
+        _check(problem, solution)
+        assert solution.cost_ns <= solve(problem, "greedy").cost_ns
+        assert solution.gap <= 0.05
+
+
+@pytest.mark.parametrize("solver", ["ilp", "greedy"])
+def test_the_time_limit_holds_for_everything(solver: str) -> None:
+    step = network(Random(3), 24, 60, sizes=1 << 20)
+    problem = step.problem()
+    dropped = simulate(problem, [R] * len(problem.values)).peak
+    problem = replace(problem, budget=dropped + (_keep_all(problem) - dropped) // 3)
+    began = time.monotonic()
+    solution = solve(problem, solver, time_limit=1.0)
+    assert time.monotonic() - began < 2.0
+    _check(problem, solution)
+
+
+def test_what_is_asked_for_must_exist() -> None:
+    problem = chain(3, 10).problem()
+    with pytest.raises(SolverError, match="simulated-annealing"):
+        solve(problem, "simulated-annealing")
+    with pytest.raises(SolverError, match="gurobi"):
+        solve(problem, "ilp", "gurobi")
+    with pytest.raises(SolverError, match="too many"):
+        solve(chain(20, 10).problem(50), "exhaustive")
