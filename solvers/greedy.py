@@ -42,7 +42,7 @@ def search(problem: Problem, deadline: float) -> Simulation:
     """
     found = descend(problem, simulate(problem, start(problem)), deadline)
     if found.peak > problem.budget:
-        found = min(found, simulate(problem, minimum(problem)[1]), key=lambda s: s.peak)
+        found = min(found, simulate(problem, minimum(problem, deadline=deadline)[1]), key=lambda s: s.peak)
     return polish(problem, found, deadline)
 
 

@@ -57,10 +57,10 @@ def _judged(problem: Problem, rounds: _Rounds, heuristic: Simulation) -> Solutio
     bound_ns = min(rounds.bounds, default=0)
     if bound_ns > found.cost_ns:
         bound_ns = rounds.relaxed_bound()
+    if not rounds.engine:
+        return answer(problem, found, "greedy (no time for a program)")
     note = "; greedy answer was cheapest" if rounds.best is heuristic else ""
-    solution = answer(
-        problem, found, f"ilp, {rounds.engine}{note}" if rounds.engine else "greedy", "feasible", bound_ns
-    )
+    solution = answer(problem, found, f"ilp, {rounds.engine}{note}", "feasible", bound_ns)
     return replace(solution, status="optimal") if solution.gap <= rounds.gap else solution
 
 
@@ -87,6 +87,8 @@ class _Rounds:
                 break
             shifts = _shifts(rows, seen) if number or self._fits(seen) else [0] * len(rows.rows)
             found = self._round(rows, shifts)
+            if found is None and number == 0 and not self._fits(seen):
+                continue  # at the edge of what is possible: once more, exact where the heuristics came closest
             if found is None or not self._again(seen, found):
                 break
             seen = found

@@ -19,7 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
+from math import inf
 from operator import add
+from time import monotonic
 
 from .choices import count, every
 from .problem import OUTSIDE, Choice, Problem
@@ -29,7 +31,7 @@ from .timeline import Timeline, Window, timeline
 CODEC_WORKSPACE = 4 << 20
 """Most bytes that storing a value to fp16 needs on top of the value and its half copy."""
 
-_MINIMUM_EVENTS = 2_000_000  # events replayed by `minimum` at most: about two seconds
+_MINIMUM_EVENTS = 1_000_000  # events replayed by `minimum` at most: about a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ def _record_ns(problem: Problem, line: Timeline, chosen: Sequence[Choice]) -> in
     return sum(problem.regions[g].record_ns for g in recorded)
 
 
-def minimum(problem: Problem, tries: int = 100) -> tuple[int, tuple[Choice, ...]]:
+def minimum(problem: Problem, tries: int = 100, deadline: float = inf) -> tuple[int, tuple[Choice, ...]]:
     """Smallest peak (bytes) that the referee finds, and a choice that reaches it.
 
     Exact where a problem has no more than ``10 * tries`` choices: all are tried. Else an upper bound of the
@@ -193,20 +195,23 @@ def minimum(problem: Problem, tries: int = 100) -> tuple[int, tuple[Choice, ...]
     at a time, alike in all regions of its kind, beginning with the kind where the peak is.
 
     Args:
-        tries: simulations at most; fewer on long recordings. Counted, not timed: equal input, equal answer.
+        tries: simulations at most; fewer on long recordings. Counted, so that equal input has equal answers.
+        deadline: ``time.monotonic()`` after which the descent stops where it is.
     """
     if count(problem) <= 10 * tries:
         best = min((simulate(problem, choices) for choices in every(problem)), key=_peak)
     else:
-        best = _descent(problem, min(tries, max(8, _MINIMUM_EVENTS // (len(problem.events) + 1))))
+        best = _descent(problem, min(tries, max(8, _MINIMUM_EVENTS // (len(problem.events) + 1))), deadline)
     return best.peak, best.choices
 
 
-def _descent(problem: Problem, tries: int) -> Simulation:
+def _descent(problem: Problem, tries: int, deadline: float) -> Simulation:
     halves = [Choice.FP16 if value.half_bytes else Choice.RECOMPUTE for value in problem.values]
     starts = ([Choice.RECOMPUTE] * len(problem.values), halves)
     best = min((simulate(problem, start) for start in starts), key=_peak)
     for values, choice in islice(_moves(problem, best), max(0, tries - len(starts))):
+        if monotonic() > deadline:
+            break
         changed = list(best.choices)
         for v in values:
             changed[v] = choice
