@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Train a small GPT on the text of Python's own documentation, plain and under two memory "
         "budgets with the same seeds. Progress goes to stderr, the table to stdout.",
     )
-    show.add_argument("--steps", type=_positive, default=30, metavar="N", help="training steps (default: %(default)s)")
+    show.add_argument("--steps", type=_positive, default=20, metavar="N", help="training steps (default: %(default)s)")
     show.add_argument("--plan-dir", type=Path, metavar="DIR", help="keep the plans there (default: a new folder)")
     return parser
 

@@ -76,6 +76,8 @@ class Run:
     optimizer: torch.optim.Optimizer
     budget: int | None = None
     fit_ns: int = 0
+    stages: list[str] = field(default_factory=list)
+    """What ``fit`` did, as it told its ``progress``."""
     losses: list[Tensor] = field(default_factory=list)
     step_ns: list[int] = field(default_factory=list)
     peak_bytes: int = 0
@@ -86,7 +88,7 @@ class Run:
         return round(statistics.median(self.step_ns[WARM_UP:] or self.step_ns))
 
 
-def demo(steps: int = 30, plan_dir: Path | None = None) -> None:
+def demo(steps: int = 20, plan_dir: Path | None = None) -> None:
     """Train, compare and print; see the module.
 
     Args:
@@ -107,14 +109,14 @@ def demo(steps: int = 30, plan_dir: Path | None = None) -> None:
     runs = [new_run("plain", start)]
     for share in SHARES:
         budget = whole.resident_bytes + round(share * (whole.peak_bytes - whole.resident_bytes))
-        runs.append(planned_run(f"at {share:.0%}", start, budget, batch(text, 0), folder))
+        runs.append(planned_run(f"at {share:.0%}", start, budget, batch(text, 0), folder, err))
     train(runs, text, steps, err)
     for run in runs:
         run.peak_bytes = measure(run, text).peak_bytes
 
     out.print(table(runs))
     out.print(f"Plans saved in {folder}", soft_wrap=True)
-    out.print(fit_again(start, runs[-1], text, folder))
+    out.print(fit_again(start, runs[-1], text, folder, err), soft_wrap=True)
 
 
 def python_documentation() -> Tensor:
@@ -144,16 +146,17 @@ def new_run(name: str, start: nn.Module) -> Run:
     return Run(name, model, torch.optim.AdamW(model.parameters(), lr=3e-4))
 
 
-def planned_run(name: str, start: nn.Module, budget: int, sample: Batch, folder: Path) -> Run:
+def planned_run(name: str, start: nn.Module, budget: int, sample: Batch, folder: Path, err: Console) -> Run:
     """A copy of the model that fits the budget, its plan saved."""
     run = new_run(name, start)
     run.budget = budget
-    run.fit_ns = fit(run, sample, folder)
+    fit(run, sample, folder, err)
     return run
 
 
 def measure(run: Run, text: Tensor) -> budgetopt.Measurement:
-    """The real peak of a whole step as the run stands, the optimizer's state included."""
+    """The real peak of a whole step, the optimizer's state included, with gradients None as a step begins."""
+    run.optimizer.zero_grad(set_to_none=True)
     return budgetopt.measure(run.model, batch(text, 0), optimizer=run.optimizer, steps=1)
 
 
@@ -162,19 +165,26 @@ def plan_path(folder: Path, run: Run) -> Path:
     return folder / f"plan-{run.budget}.json"
 
 
-def fit(run: Run, sample: Batch, folder: Path) -> int:
-    """``budgetopt.fit`` on the run's model; returns nanoseconds."""
+def fit(run: Run, sample: Batch, folder: Path, err: Console) -> None:
+    """``budgetopt.fit`` on the run's model, which notes the time and the stages."""
     assert run.budget is not None
     begin = time.perf_counter_ns()
-    budgetopt.fit(
-        run.model,
-        sample,
-        run.budget,
-        optimizer=run.optimizer,
-        allow=("keep", "recompute"),
-        plan=plan_path(folder, run),
-    )
-    return time.perf_counter_ns() - begin
+    with err.status(f"fitting to {show_bytes(run.budget)}") as status:
+
+        def progress(stage: str) -> None:
+            run.stages.append(stage)
+            status.update(f"fitting to {show_bytes(run.budget or 0)}: {stage}")
+
+        budgetopt.fit(
+            run.model,
+            sample,
+            run.budget,
+            optimizer=run.optimizer,
+            allow=("keep", "recompute"),
+            plan=plan_path(folder, run),
+            progress=progress,
+        )
+    run.fit_ns = time.perf_counter_ns() - begin
 
 
 def train(runs: list[Run], text: Tensor, steps: int, err: Console) -> None:
@@ -230,12 +240,14 @@ def same_losses(run: Run, plain: Run) -> str:
     return "all equal" if not unequal else f"{unequal} of {len(run.losses)} differ"
 
 
-def fit_again(start: nn.Module, first: Run, text: Tensor, folder: Path) -> str:
-    """Fit a fresh copy with the saved plan, and say how long that took next to the first time."""
-    again = new_run(first.name, start)
-    again.budget = first.budget
-    taken = fit(again, batch(text, 0), folder)
+def fit_again(start: nn.Module, first: Run, text: Tensor, folder: Path, err: Console) -> str:
+    """Fit a fresh copy with the saved plan, and say what that took next to the first time."""
+    again = planned_run(first.name, start, first.budget or 0, batch(text, 0), folder, err)
     return (
-        f"A fresh copy with the saved plan: fit took {show_ns(taken)}, without profiling or solving"
-        f" (the first time {show_ns(first.fit_ns)})."
+        f"First fit to {show_bytes(again.budget or 0)}: {_took(first)}.\n"
+        f"A fresh copy with the saved plan: {_took(again)}."
     )
+
+
+def _took(run: Run) -> str:
+    return f"{show_ns(run.fit_ns)} ({', '.join(run.stages) or 'no profiling, no solving'})"
