@@ -69,7 +69,8 @@ class Region:
         return recorder
 
     def ended(self, recorder: Recorder) -> None:
-        """Count a call that is over."""
+        """Settle and count a call that is over."""
+        recorder.settle()
         self.counters.calls += 1
         self.counters.broken += recorder.broken
         planned = recorder.script

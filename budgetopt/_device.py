@@ -28,12 +28,13 @@ class Peak:
     """Result of a measurement.
 
     Attributes:
-        above: highest bytes allocated above the level at the start. ns: wall time of the block.
+        above: highest bytes allocated above the level at the start. left: the level at the end. ns: wall time of the block.
         spans: per mark, highest bytes above the level at its start.
         reserved: highest bytes the caching allocator reserved (CUDA; 0 elsewhere).
     """
 
     above: int = 0
+    left: int = 0
     ns: int = 0
     reserved: int = 0
     spans: dict[str, int] = field(default_factory=dict)
@@ -139,6 +140,7 @@ def _read_events(events: Any, peak: Peak, spans: bool) -> None:
             peak.above = max(peak.above, level)
             for span in opened.values():
                 span[1] = max(span[1], level)
+    peak.left = level
 
 
 class _Cuda:
@@ -161,6 +163,7 @@ class _Cuda:
             torch.cuda.synchronize(device)
             peak.ns = time.perf_counter_ns() - start
             peak.above = max(*highest, torch.cuda.max_memory_allocated(device)) - base
+            peak.left = torch.cuda.memory_allocated(device) - base
             peak.reserved = torch.cuda.max_memory_reserved(device)
 
     @contextmanager

@@ -240,27 +240,32 @@ def _may_be_replayed(problem: Problem, solution: Solution, region: int) -> set[i
 
     fp16 values' operators too: they must be known as values to be stored, though none may be replayed.
     """
-    needed: set[int] = set()
-    stack = [
-        v
-        for v in set(problem.handles)
-        if problem.values[v].region == region and solution.choices[v] in (Choice.RECOMPUTE, Choice.FP16)
-    ]
-    coded = {v for v in stack if solution.choices[v] == Choice.FP16}
+    exact: set[int] = set()
+    coded: set[int] = set()
+    stack: list[int] = []
+    for v in set(problem.handles):
+        if problem.values[v].region == region and solution.choices[v] == Choice.RECOMPUTE:
+            stack.append(v)
+        elif problem.values[v].region == region and solution.choices[v] == Choice.FP16:
+            coded.update(_chain(problem, v))
     while stack:
-        v = stack.pop()
-        value = problem.values[v]
-        if value.operator == OUTSIDE or value.operator in needed:
+        value = problem.values[stack.pop()]
+        if value.operator == OUTSIDE or value.operator in exact:
             continue
-        needed.add(value.operator)
-        if v in coded:
-            continue
+        exact.add(value.operator)
         for read in problem.operators[value.operator].reads:
             if problem.values[read].region == region and solution.choices[read] != Choice.KEEP:
-                coded.discard(read)
-                needed.discard(problem.values[read].operator)
                 stack.append(read)
-    return needed
+    return exact | coded
+
+
+def _chain(problem: Problem, value: int) -> set[int]:
+    """The operators that wrote the versions of a storage up to `value`."""
+    operators = set()
+    while value != OUTSIDE:
+        operators.add(problem.values[value].operator)
+        value = problem.values[value].previous
+    return operators - {OUTSIDE}
 
 
 def _word(

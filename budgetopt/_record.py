@@ -214,6 +214,7 @@ class Recorder(_torch.TorchDispatchMode):
         self.matched = self.script is not None
         self.names = self.script.names if self.script is not None else []
         self.counts: dict[str, int] | None = None
+        self.unsettled: list[Value] = []
 
     # -- operators -------------------------------------------------------------------------------
 
@@ -257,6 +258,8 @@ class Recorder(_torch.TorchDispatchMode):
 
     def _begin(self, info: Info, index: int, step: Step | None, args: Any, kwargs: Any) -> Operator | None:
         """Note the arguments before the operator runs: a write changes what they are."""
+        if self.unsettled:
+            self.settle()
         if info.written:
             self._before_write(info, args, kwargs)
         if info.opaque or (step is not None and not step.replayable):
@@ -376,6 +379,15 @@ class Recorder(_torch.TorchDispatchMode):
         op.outs.append(weakref.ref(value))
         if step is not None and slot in step.hold:
             value.keep(_torch.alias(tensor))
+            if not new:
+                self.unsettled.append(value)
+
+    def settle(self) -> None:
+        """A write counts up the version only after the operator returned: read it at the next occasion."""
+        for value in self.unsettled:
+            if value.counter is not None:
+                value.version = value.counter._version
+        self.unsettled.clear()
 
     # -- saved tensors ---------------------------------------------------------------------------
 
@@ -391,6 +403,8 @@ class Recorder(_torch.TorchDispatchMode):
             self.busy = False
 
     def _pack(self, tensor: torch.Tensor) -> Any:
+        if self.unsettled:
+            self.settle()
         storage = tensor.untyped_storage()
         value = None if self.broken else self.known.get(id(storage))
         if value is None:
@@ -401,9 +415,11 @@ class Recorder(_torch.TorchDispatchMode):
             if self.call.verify and value.digest is None:
                 value.digest = _device.checksum(storage)
         elif choice == _FP16 and tensor.dtype in _codec.WIDE:
-            if value.half is None:
-                value.half = Half(_codec.store(storage, tensor.dtype))
-            packed = HalfHandle(value.half, tensor, self.call)
+            half = value.half() if value.half is not None else None
+            if half is None:
+                half = Half(_codec.store(storage, tensor.dtype))
+                value.half = weakref.ref(half)
+            packed = HalfHandle(half, tensor, self.call)
         else:
             packed = self._keep(tensor, value)
         if self.observer is not None:

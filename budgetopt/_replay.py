@@ -81,7 +81,7 @@ class Value:
         self.made: torch.UntypedStorage | None = None
         self.weak: weakref.ref[torch.UntypedStorage] | None = None
         self.pending = 0
-        self.half: Half | None = None
+        self.half: weakref.ref[Half] | None = None
         self.digest: int | None = None
 
     def keep(self, alias: torch.Tensor) -> None:
@@ -181,7 +181,7 @@ class Call:
 class Half:
     """A value stored in fp16: decoded once, and again after autograd let the copy go."""
 
-    __slots__ = ("decoded", "pending", "stored", "weak")
+    __slots__ = ("__weakref__", "decoded", "pending", "stored", "weak")
 
     def __init__(self, stored: _codec.Stored) -> None:
         self.stored = stored
