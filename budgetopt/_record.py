@@ -367,7 +367,7 @@ class Recorder(_torch.TorchDispatchMode):
     def _file(self, info: Info, op: Operator, step: Step | None, tensor: torch.Tensor, *, new: bool) -> None:
         slot = len(op.outs)
         storage = tensor.untyped_storage()
-        if new and (id(storage) in self.known or id(storage) in self.outside or storage.nbytes() == 0):
+        if new and (id(storage) in self.known or self._is_outside(storage) or storage.nbytes() == 0):
             op.outs.append(None)  # it returned one of its arguments, or a view of one
             return
         choice = _RECOMPUTE
@@ -381,6 +381,11 @@ class Recorder(_torch.TorchDispatchMode):
             value.keep(_torch.alias(tensor))
             if not new:
                 self.unsettled.append(value)
+
+    def _is_outside(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it is a storage that a recorded operator read from outside: that record holds it alive."""
+        reference = self.outside.get(id(storage))
+        return reference is not None and reference() is not None
 
     def settle(self) -> None:
         """A write counts up the version only after the operator returned: read it at the next occasion."""

@@ -11,6 +11,9 @@ from budgetopt._schema import Plan, Profile
 from budgetopt._units import parse_bytes, show_bytes
 from budgetopt.solvers.problem import Problem, Solution
 
+UNSEEN = 4096
+"""Bytes kept free for what no event shows: numbers that become tensors inside operators."""
+
 
 def solve(
     profile: Profile,
@@ -43,7 +46,7 @@ def solve(
         SolverError: unknown solver or backend, or no engine answered.
     """
     limit = parse_bytes(budget, total=None, free=None)
-    problem = to_problem(profile, limit - headroom - excess, allow=allow, exclude=exclude, kept=frozenset(kept))
+    problem = to_problem(profile, limit - headroom - excess - UNSEEN, allow=allow, exclude=exclude, kept=frozenset(kept))
     solution = _solution(problem, profile, limit, solver, backend, time_limit, gap)
     return to_plan(profile, problem, solution, budget=limit, headroom=headroom, allow=allow, exclude=exclude)
 

@@ -331,6 +331,7 @@ class Tape(_torch.TorchDispatchMode):
         records = []
         for number, value in enumerate(self.values):
             size = self.sizes[value["storage"]]
-            half = size * 2 // self.dtypes[number].itemsize if self.dtypes[number] in WIDE else 0
+            width = self.dtypes[number].itemsize
+            half = size * 2 // width + width if self.dtypes[number] in WIDE else 0  # and the scale, one number
             records.append(ValueRecord(**value, half_bytes=half, codec_ns=codec_ns(size) if half else 0))
         return records
