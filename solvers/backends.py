@@ -111,15 +111,24 @@ def _highs(program: pulp.LpProblem, time_limit: float, gap: float) -> Outcome:
 def _silence() -> Iterator[None]:
     """Point file descriptors 1 and 2 at nothing. Kept to the one call that needs it: it is process-wide."""
     with open(os.devnull, "wb") as nothing:
-        saved = [os.dup(1), os.dup(2)]
+        saved = {fd: os.dup(fd) for fd in (1, 2) if _is_open(fd)}
         try:
-            for fd in (1, 2):
+            for fd in saved:
                 os.dup2(nothing.fileno(), fd)
             yield
         finally:
-            for fd, old in zip((1, 2), saved, strict=True):
+            for fd, old in saved.items():
                 os.dup2(old, fd)
                 os.close(old)
+
+
+def _is_open(fd: int) -> bool:
+    """A service may run with its output closed."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def cbc_path() -> str:

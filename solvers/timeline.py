@@ -223,14 +223,17 @@ def _windows(problem: Problem) -> tuple[Window, ...]:
 
 
 def _forward_spans(problem: Problem) -> list[Window]:
-    entered: dict[int, int] = {}
-    spans = []
+    """From entering a region, or its first operator where no entering is recorded, to leaving it."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
     for at, (kind, index) in enumerate(problem.events):
-        if kind == Kind.ENTER:
-            entered[index] = at
-        elif kind == Kind.EXIT:
-            spans.append(Window(entered[index], at + 1, index, False))
-    return spans
+        region = index if kind in (Kind.ENTER, Kind.EXIT) else OUTSIDE
+        if kind == Kind.RUN:
+            region = problem.operators[index].region
+        if region != OUTSIDE:
+            first.setdefault(region, at)
+            last[region] = at
+    return [Window(first[g], last[g] + 1, g, False) for g in first]
 
 
 def _backward_spans(problem: Problem) -> list[Window]:

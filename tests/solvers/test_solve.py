@@ -263,6 +263,15 @@ def test_the_time_limit_holds_for_everything(solver: str) -> None:
     _check(problem, solution)
 
 
+def test_a_region_needs_no_entering_and_leaving() -> None:
+    step = chain(6, 10, time=7)
+    bare = [event for event in step.events if event.kind not in (Kind.ENTER, Kind.EXIT)]
+    problem = replace(step.problem(70), events=tuple(bare))
+    solution = solve(problem, "ilp")
+    _check(problem, solution)
+    assert solution.cost_ns == solve(problem, "exhaustive").cost_ns
+
+
 def test_what_is_asked_for_must_exist() -> None:
     problem = chain(3, 10).problem()
     with pytest.raises(SolverError, match="simulated-annealing"):
