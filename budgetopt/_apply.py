@@ -119,7 +119,8 @@ class PlannedForward:
         module = self._module()
         if module is None:
             raise ReferenceError("the module of this planned forward is gone")
-        return type(module).forward.__get__(module)
+        bound: Callable[..., Any] = type(module).forward.__get__(module)
+        return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, recorded."""
@@ -151,7 +152,7 @@ class PlannedForward:
         return _rebuild, (self._module(), self.region)
 
 
-def _rebuild(module: torch.nn.Module, region: Region) -> PlannedForward:
+def _rebuild(module: Any, region: Region) -> PlannedForward:
     copy = PlannedForward.__new__(PlannedForward)
     copy._module = weakref.ref(module)
     copy._before = None

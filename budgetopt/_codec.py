@@ -46,7 +46,7 @@ def _pieces(flat: torch.Tensor) -> list[slice]:
 
 def store(storage: torch.UntypedStorage, dtype: torch.dtype) -> Stored:
     """The whole of `storage`, read as `dtype` (one of :data:`WIDE`), in fp16."""
-    flat = torch.empty(0, dtype=dtype, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    flat = torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
     pieces = _pieces(flat)
     largest = torch.zeros((), dtype=dtype, device=storage.device)
     for piece in pieces:

@@ -28,8 +28,9 @@ class Peak:
     """Result of a measurement.
 
     Attributes:
-        above: highest bytes allocated above the level at the start. left: the level at the end. ns: wall time of the block.
-        spans: per mark, highest bytes above the level at its start.
+        above: highest bytes allocated above the level at the start. left: the level at the end.
+        ns: wall time of the block.
+        spans: per mark, highest bytes above the level at its start. highest: the allocator's own mark so far.
         reserved: highest bytes the caching allocator reserved (CUDA; 0 elsewhere).
     """
 
@@ -38,6 +39,7 @@ class Peak:
     ns: int = 0
     reserved: int = 0
     spans: dict[str, int] = field(default_factory=dict)
+    highest: int = 0
 
 
 class _Backend(Protocol):
@@ -121,7 +123,7 @@ def _read_events(events: Any, peak: Peak, spans: bool) -> None:
     for event in events:
         name = event.name()
         if name == "[memory]":
-            if event.device_type() == torch.autograd.DeviceType.CPU:
+            if event.device_type() == _torch.CPU:
                 points.append((event.start_ns(), 1, "", event.nbytes()))
         elif spans and name.startswith("@"):
             points.append((event.start_ns(), 0, name, 0))
@@ -155,21 +157,19 @@ class _Cuda:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         base, start = torch.cuda.memory_allocated(device), time.perf_counter_ns()
-        highest = [base]
-        setattr(peak, "_highest", highest)
+        peak.highest = base
         try:
             yield peak
         finally:
             torch.cuda.synchronize(device)
             peak.ns = time.perf_counter_ns() - start
-            peak.above = max(*highest, torch.cuda.max_memory_allocated(device)) - base
+            peak.above = max(peak.highest, torch.cuda.max_memory_allocated(device)) - base
             peak.left = torch.cuda.memory_allocated(device) - base
             peak.reserved = torch.cuda.max_memory_reserved(device)
 
     @contextmanager
     def mark(self, device: torch.device, peak: Peak, name: str) -> Iterator[None]:
-        highest: list[int] = getattr(peak, "_highest")
-        highest[0] = max(highest[0], torch.cuda.max_memory_allocated(device))
+        peak.highest = max(peak.highest, torch.cuda.max_memory_allocated(device))
         torch.cuda.reset_peak_memory_stats(device)
         base = torch.cuda.memory_allocated(device)
         yield
@@ -178,7 +178,7 @@ class _Cuda:
     def checksum(self, storage: torch.UntypedStorage) -> int:
         """Position-weighted sum of the bytes in pieces: any changed, moved or swapped byte changes it."""
         flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
-        flat.set_(storage)  # type: ignore[call-overload]
+        flat.set_(storage)
         total = torch.zeros((), dtype=torch.int64, device=storage.device)
         for start in range(0, flat.numel(), _SUM_PIECE):
             piece = flat[start : start + _SUM_PIECE].to(torch.int64)
@@ -226,7 +226,7 @@ def rounded(device: torch.device, nbytes: int) -> int:
 
 def fill(storage: torch.UntypedStorage, byte: int) -> None:
     """Set every byte."""
-    torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).fill_(byte)  # type: ignore[call-overload]
+    torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).fill_(byte)
 
 
 def generator(device: torch.device) -> torch.Generator:

@@ -88,7 +88,7 @@ def fit(
         solver, backend, time_limit (seconds), gap: see :func:`budgetopt.solve`.
         verify: run the plan: prove every replayed value, measure the peak and fp16's error.
         headroom: bytes, or a percentage of the budget, taken off first.
-        max_grad_error: bound of ‖g − g*‖ ÷ ‖g*‖ for plans with fp16.
+        max_grad_error: bound of ‖g - g*‖ ÷ ‖g*‖ for plans with fp16.
         progress: called with a short text as each stage begins.
 
     Raises:
@@ -136,9 +136,7 @@ def fit(
 
 def _profile(job: _Job) -> Profile:
     job.tell("profiling one step")
-    found = profile(
-        job.model, job.how.sample, step=job.how.step, loss=job.how.loss, optimizer=job.optimizer
-    )
+    found = profile(job.model, job.how.sample, step=job.how.step, loss=job.how.loss, optimizer=job.optimizer)
     if found.loss_guessed:
         job.notes.append("the loss was guessed from the output, its own memory is not counted")
     return found
@@ -244,7 +242,9 @@ def _saved_plan(job: _Job, path: Path | None, sample: Any) -> Plan | None:
         return None
     if not path.exists():
         if not os.access(path.parent, os.W_OK):
-            raise BudgetOptError(f"can't write the plan {str(path)!r}: choose a folder that exists and can be written to")
+            raise BudgetOptError(
+                f"can't write the plan {str(path)!r}: choose a folder that exists and can be written to"
+            )
         return None
     saved = Plan.load(path)
     now = _fingerprint.take(job.model, sample)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -73,7 +73,7 @@ class Resident:
         self.gradient = self._add([p.grad for p in parameters if p.grad is not None])
         self.sample = self._add(list(tensors_in(sample)))
 
-    def _add(self, found: list[torch.Tensor]) -> int:
+    def _add(self, found: Sequence[torch.Tensor]) -> int:
         total = 0
         for tensor in found:
             if not is_plain(tensor):

@@ -199,9 +199,7 @@ def to_plan(
     )
 
 
-def _region_plan(
-    profile: Profile, problem: Problem, solution: Solution, saved: set[int], number: int
-) -> RegionPlan:
+def _region_plan(profile: Profile, problem: Problem, solution: Solution, saved: set[int], number: int) -> RegionPlan:
     record = profile.regions[number]
     replayed = _may_be_replayed(problem, solution, number)
     decisions: list[Decision] = []
@@ -268,17 +266,13 @@ def _chain(problem: Problem, value: int) -> set[int]:
     return operators - {OUTSIDE}
 
 
-def _word(
-    problem: Problem, solution: Solution, replayed: set[int], saved: set[int], value: int
-) -> str | None:
+def _word(problem: Problem, solution: Solution, replayed: set[int], saved: set[int], value: int) -> str | None:
     choice = solution.choices[value]
     if choice == Choice.FP16:
         return "fp16"
     if value in saved:
         return "keep" if choice == Choice.KEEP else "recompute"
-    held = choice == Choice.KEEP and any(
-        value in problem.operators[i].reads for i in replayed
-    )
+    held = choice == Choice.KEEP and any(value in problem.operators[i].reads for i in replayed)
     return "hold" if held else None
 
 

@@ -183,7 +183,8 @@ def _attempt(
 ) -> _Pass | dict[tuple[str, int], Script]:
     device = resident.device
     kind = _device.backend(device)
-    with kind.meter(device, True) if metered else nullcontext() as peak:
+    measuring: Any = kind.meter(device, True) if metered else nullcontext()
+    with measuring as peak:
         mark = (lambda name: kind.mark(device, peak, name)) if metered else None
         tape = Tape(device, resident.identities, mark)
         calls = _Calls(tape)

@@ -146,7 +146,7 @@ class _Key(weakref.ref):  # type: ignore[type-arg]
     __slots__ = ("number",)
 
     def __init__(self, storage: torch.UntypedStorage, callback: Callable[[Any], None], number: int) -> None:
-        super().__init__(storage, callback)
+        super().__init__(storage, callback)  # type: ignore[call-arg]
         self.number = number
 
     def __new__(cls, storage: torch.UntypedStorage, callback: Callable[[Any], None], number: int) -> _Key:
@@ -181,7 +181,7 @@ class _Known(dict[int, Value]):
         return value
 
 
-class Recorder(_torch.TorchDispatchMode):
+class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
     """Records one call of one region; see the module's docstring.
 
     Attributes:
@@ -321,7 +321,7 @@ class Recorder(_torch.TorchDispatchMode):
         base = tensor._base if tensor._is_view() else tensor
         if snapshot and storage.nbytes() <= SNAPSHOT_LIMIT and type(base) is not torch.nn.Parameter:
             with _torch.unseen():
-                value.hold = storage.clone()
+                value.hold = _torch.copy_storage(storage)
             value.version = tensor._version
             return value
         value.hold = storage
@@ -329,7 +329,7 @@ class Recorder(_torch.TorchDispatchMode):
         value.counter = base if type(base) is torch.nn.Parameter else _torch.alias(tensor)
         value.version = tensor._version
         if self.observer is not None and value.counter is not base:
-            self.observer.holding(storage, value.counter)  # type: ignore[arg-type]
+            self.observer.holding(storage, value.counter)
         return value
 
     def _writes_inside(self, info: Info, args: Any, kwargs: Any) -> bool:
@@ -341,7 +341,7 @@ class Recorder(_torch.TorchDispatchMode):
             old = self.known.get(id(tensor.untyped_storage())) if type(tensor) in PLAIN else None
             if old is not None and old.hold is not None:
                 with _torch.unseen():
-                    old.hold, old.counter = old.hold.clone(), None
+                    old.hold, old.counter = _torch.copy_storage(old.hold), None
 
     def _finish(self, info: Info, op: Operator | None, step: Step | None, args: Any, kwargs: Any, out: Any) -> None:
         """File what the operator wrote and returned."""
@@ -359,8 +359,13 @@ class Recorder(_torch.TorchDispatchMode):
                 for tensor in tensors(out):
                     self._file(info, op, step, tensor, new=True)
         if self.observer is not None:
-            why = "" if op is not None else info.opaque or (
-                "it writes to what the region did not make" if info.written else "an argument is not a plain tensor"
+            why = (
+                ""
+                if op is not None
+                else info.opaque
+                or (
+                    "it writes to what the region did not make" if info.written else "an argument is not a plain tensor"
+                )
             )
             self.observer.recorded(why, op is not None and op.rng is not None)
 

@@ -161,5 +161,3 @@ def storages_of(tensors: Any) -> dict[int, torch.UntypedStorage]:
     """Distinct storages of plain tensors, by identity."""
     found = (t.untyped_storage() for t in tensors if t is not None and is_plain(t))
     return {id(storage): storage for storage in found}
-
-

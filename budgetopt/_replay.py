@@ -38,7 +38,7 @@ class Geometry:
     def look(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """A tensor of this geometry over `storage`."""
         tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
-        tensor.set_(storage, self.offset, self.shape, self.stride)  # type: ignore[call-overload]
+        tensor.set_(storage, self.offset, self.shape, self.stride)
         if self.conj:
             tensor = tensor.conj()
         return _torch.neg_view(tensor) if self.neg else tensor
@@ -427,7 +427,7 @@ class _Replay:
             value = reference.value
             storage = self.private.get(id(value))
             if storage is None or value.pending > 0 or self.readers[id(value)] > 1:
-                storage = self._bytes(value).clone()
+                storage = _torch.copy_storage(self._bytes(value))
             writable[id(value)] = storage
         return writable
 
@@ -487,9 +487,7 @@ def _execute(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         stream.set_state(before)
 
 
-def _results(
-    op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> list[torch.UntypedStorage]:
+def _results(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[torch.UntypedStorage]:
     """The storages that the operator wrote and returned, in the order of its slots."""
     found = [t.untyped_storage() for t in written_tensors(op.info, args, kwargs)]
     return found + [t.untyped_storage() for t in tensors(out)]

@@ -18,7 +18,8 @@ WIDTH = 120
 def fit_line(plan: Plan, *, reused: bool, notes: list[str]) -> str:
     """One line: budget, peak, overhead, exact or the fp16 error, what fell back."""
     predicted, measured = plan.predicted, plan.measured
-    peak = f"peak {show_bytes(measured.peak_bytes)}" if measured else f"predicted peak {show_bytes(predicted.peak_bytes)}"
+    size = show_bytes(measured.peak_bytes if measured else predicted.peak_bytes)
+    peak = f"peak {size}" if measured else f"predicted peak {size}"
     parts = [f"{show_bytes(plan.budget_bytes)} budget, {peak} (plain {show_bytes(predicted.plain_peak_bytes)})"]
     if not plan.drops:
         parts.append("everything fits, the model is not touched")

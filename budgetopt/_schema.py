@@ -17,8 +17,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from budgetopt._errors import BudgetOptError, PlanMismatchError
 from budgetopt.solvers.problem import OUTSIDE
 
-PLAN_VERSION = 1
-PROFILE_VERSION = 1
 Form = TypeVar("Form", bound="Saved")
 
 
@@ -156,7 +154,7 @@ class LayerRecord(Strict):
 class Profile(Saved):
     """One measured training step; see the design's data section for each part."""
 
-    version: Literal[1] = PROFILE_VERSION
+    version: Literal[1] = 1
     environment: Environment
     fingerprint: dict[str, Any]
     fixed: Fixed
@@ -237,7 +235,7 @@ class Verification(Strict):
 class Plan(Saved):
     """Decisions for every planned region, bound to a model and a sample; `profile` is compressed."""
 
-    version: Literal[1] = PLAN_VERSION
+    version: Literal[1] = 1
     budget_bytes: int
     headroom_bytes: int = 0
     predicted: Prediction

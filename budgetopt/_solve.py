@@ -46,7 +46,8 @@ def solve(
         SolverError: unknown solver or backend, or no engine answered.
     """
     limit = parse_bytes(budget, total=None, free=None)
-    problem = to_problem(profile, limit - headroom - excess - UNSEEN, allow=allow, exclude=exclude, kept=frozenset(kept))
+    usable = limit - headroom - excess - UNSEEN
+    problem = to_problem(profile, usable, allow=allow, exclude=exclude, kept=frozenset(kept))
     solution = _solution(problem, profile, limit, solver, backend, time_limit, gap)
     return to_plan(profile, problem, solution, budget=limit, headroom=headroom, allow=allow, exclude=exclude)
 

@@ -67,19 +67,28 @@ def _restore_attributes(module: torch.nn.Module, kept: dict[str, Any]) -> None:
         del now[name]
     for name, value in kept.items():
         current = now.get(name)
-        if type(value) in _CONTAINERS and type(current) is type(value):
-            if current != value:
-                current.clear()
-                current.extend(value) if isinstance(current, list) else current.update(value)
+        if isinstance(value, _CONTAINERS) and isinstance(current, type(value)):
+            _refill(current, value)
         else:
             now[name] = value
+
+
+def _refill(container: Any, kept: Any) -> None:
+    """Put the items back without replacing the container: others may hold it."""
+    if container == kept:
+        return
+    container.clear()
+    if isinstance(container, list):
+        container.extend(kept)
+    else:
+        container.update(kept)
 
 
 def random_states() -> dict[str, Any]:
     states: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
 

@@ -61,7 +61,7 @@ def call(model: torch.nn.Module, sample: Any) -> Any:
 def _own_loss(out: Any) -> torch.Tensor | None:
     with suppress(AttributeError):
         if isinstance(out.loss, torch.Tensor):
-            return out.loss  # type: ignore[no-any-return]
+            return out.loss
     if isinstance(out, Mapping) and isinstance(out.get("loss"), torch.Tensor):
         found: torch.Tensor = out["loss"]
         return found

@@ -73,7 +73,7 @@ class _Storage:
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
-class Tape(_torch.TorchDispatchMode):
+class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
     """The event log of one step; entered at the root, under the regions' recorders.
 
     Attributes:
@@ -95,7 +95,7 @@ class Tape(_torch.TorchDispatchMode):
         self.mark = mark
         self.sizes: list[int] = []
         self.drafts: list[_Draft] = []
-        self.values: list[dict[str, int]] = []
+        self.values: list[dict[str, Any]] = []
         self.handles: list[int] = []
         self.events: list[tuple[int, int]] = []
         self.dtypes: dict[int, torch.dtype] = {}

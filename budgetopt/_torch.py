@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode as _Mode
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "CPU",
     "TorchDispatchMode",
     "alias",
+    "copy_storage",
     "counter",
     "functorch_active",
     "hooks_enabled",
@@ -45,11 +48,15 @@ _missing = [name for name in _NEEDED if not hasattr(_C, name)]
 if _missing:
     raise ImportError(f"budgetopt needs torch interfaces that torch {torch.__version__} lacks: {_missing}")
 
+TorchDispatchMode: Any = _Mode
+"""Untyped in torch."""
+
 _is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
 _exclude: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_excluded
 _PYTHON = _C.DispatchKey.Python
 _SNAPSHOT = _C.DispatchKey.PythonTLSSnapshot
 _IN_PLACE = _C.DispatchKey.ADInplaceOrView
+CPU: Any = _C._autograd.DeviceType.CPU
 _EMPTY: dict[torch.device, torch.Tensor] = {}
 
 functorch_active: Callable[[], bool] = _C._are_functorch_transforms_active
@@ -114,6 +121,12 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
 def storage_uses(storage: torch.UntypedStorage) -> int:
     """How many tensors refer to `storage` now (its own Python object, which counts too, left out)."""
     return int(_C._storage_Use_Count(storage._cdata)) - 1
+
+
+def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A new storage with the same bytes."""
+    copy: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]
+    return copy
 
 
 def outer_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:

@@ -73,7 +73,7 @@ def prove(model: torch.nn.Module, how: Step, resident: Resident) -> Proof:
 
 
 def gradient_error(model: torch.nn.Module, how: Step, resident: Resident, exact: Plan, plan: Plan) -> float:
-    """‖g − g*‖ ÷ ‖g*‖ over all parameters together: g under `plan`, g* under `exact`, same random state.
+    """‖g - g*‖ ÷ ‖g*‖ over all parameters together: g under `plan`, g* under `exact`, same random state.
 
     `plan` is installed afterwards. Both gradients are compared on the host in double precision.
     """
@@ -85,9 +85,7 @@ def gradient_error(model: torch.nn.Module, how: Step, resident: Resident, exact:
     return float((off / norm) ** 0.5) if norm else float(off > 0)
 
 
-def _gradients(
-    model: torch.nn.Module, how: Step, resident: Resident, plan: Plan, states: Any
-) -> list[torch.Tensor]:
+def _gradients(model: torch.nn.Module, how: Step, resident: Resident, plan: Plan, states: Any) -> list[torch.Tensor]:
     restore_random(states)
     _apply.install(model, plan, _apply.regions_of(plan))
     for parameter in model.parameters():
