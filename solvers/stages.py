@@ -9,8 +9,8 @@ them, gradients, workspace); its terms are what keeping, halving or making again
 * neither: made at the first unpack whose replay can make it, until release ("coarse"), and at its own
   unpack whatever its replay needs beside it if all other saved values are there.
 
-So a stage may be too high or too low by what replays share. The referee measures that, and
-:mod:`budgetopt.solvers.ilp` shifts the stages of a window by it.
+So a stage may be too high or too low by what replays share. The referee measures that for a choice, and
+:mod:`budgetopt.solvers.ilp` shifts every stage by it.
 """
 
 from __future__ import annotations
@@ -164,18 +164,15 @@ def _lives(problem: Problem, line: Timeline, wanted: list[int]) -> Iterator[Life
             first_made=first[v] if saved else never,
             unpacked=unpacked[v],
             released=line.released_at[v] if saved else wanted[v],
-            beside=_beside(scratch, v, saved and unpacked[v] < never),
+            beside=_beside(scratch, saved_kept, v) if unpacked[v] < never else 0,
         )
 
 
-def _beside(scratch: Replays, v: int, asked: bool) -> int:
-    if not asked:
-        return 0
-    chosen = list(scratch.chosen)
-    chosen[v] = Choice.RECOMPUTE
-    before, scratch.chosen = scratch.chosen, chosen
+def _beside(scratch: Replays, chosen: list[Choice], v: int) -> int:
+    """Bytes that the replay of ``v`` needs beside it where all other saved values are there."""
+    before, chosen[v] = chosen[v], Choice.RECOMPUTE
     top, _ = scratch.alone(v)
-    scratch.chosen = before
+    chosen[v] = before
     return top
 
 

@@ -263,6 +263,31 @@ def test_the_time_limit_holds_for_everything(solver: str) -> None:
     _check(problem, solution)
 
 
+@pytest.mark.parametrize("solver", sorted(SOLVERS))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_to_decide(solver: str, backend: str) -> None:
+    step = Step(resident=5)
+    assert solve(step.problem(5), solver, backend).peak == 5
+    with pytest.raises(InfeasibleError):
+        solve(step.problem(0), solver, backend)
+    h = step.save(step.make(step.enter(), 10, replayable=False))
+    step.event(Kind.FORWARD_END)
+    step.event(Kind.UNPACK, h)
+    step.event(Kind.HANDLE_DIE, h)
+    assert solve(step.problem(15), solver, backend).cost_ns == 0
+    with pytest.raises(InfeasibleError) as error:
+        solve(step.problem(14), solver, backend)
+    assert error.value.minimum == 15
+
+
+def test_solving_needs_no_torch() -> None:
+    root = Path(__file__).parents[2]
+    code = "import sys; import budgetopt.solvers; print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+
+
 def test_a_region_needs_no_entering_and_leaving() -> None:
     step = chain(6, 10, time=7)
     bare = [event for event in step.events if event.kind not in (Kind.ENTER, Kind.EXIT)]
