@@ -18,10 +18,12 @@ import torch
 
 from budgetopt import _torch
 from budgetopt._errors import BudgetOptWarning
+from budgetopt._handles import unpack
 from budgetopt._operators import Info
-from budgetopt._record import Observer, Policy, Recorder, Script, Step
-from budgetopt._replay import Call, Counters, unpack
+from budgetopt._record import Recorder
 from budgetopt._schema import Plan, RegionPlan
+from budgetopt._script import Observer, Policy, Script, Step
+from budgetopt._values import Call, Counters
 from budgetopt.solvers.problem import Choice
 
 

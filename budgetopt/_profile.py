@@ -18,10 +18,10 @@ from budgetopt import _apply, _codec, _device, _fingerprint
 from budgetopt._errors import ProfileError
 from budgetopt._fixed import Resident, optimizer_bytes
 from budgetopt._operators import Info
-from budgetopt._record import Script
-from budgetopt._record import Step as ScriptStep
 from budgetopt._regions import Survey, find_regions, module_hooks, survey
 from budgetopt._schema import LayerRecord, OperatorRecord, Profile, RegionRecord
+from budgetopt._script import Script
+from budgetopt._script import Step as ScriptStep
 from budgetopt._state import fresh_gradients, random_states, restore_random, untouched
 from budgetopt._step import Step
 from budgetopt._tape import Tape

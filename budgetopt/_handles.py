@@ -1,0 +1,152 @@
+"""What autograd holds instead of a tensor, and how each kind becomes a tensor again."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from budgetopt import _codec, _torch
+from budgetopt._replay import replay
+from budgetopt._values import Call, Geometry, Value, modified
+
+
+class Half:
+    """A value stored in fp16: decoded once, and again after autograd let the copy go."""
+
+    __slots__ = ("__weakref__", "decoded", "pending", "stored", "weak")
+
+    def __init__(self, stored: _codec.Stored) -> None:
+        self.stored = stored
+        self.decoded: torch.UntypedStorage | None = None
+        self.weak: weakref.ref[torch.UntypedStorage] | None = None
+        self.pending = 0
+
+    def storage(self) -> torch.UntypedStorage:
+        """The decoded bytes."""
+        found = self.decoded
+        if found is None and self.weak is not None:
+            found = self.weak()
+        if found is None:
+            found = _codec.load(self.stored)
+            self.weak = weakref.ref(found)
+        if self.pending > 0:
+            self.decoded = found
+        return found
+
+
+class Kept:
+    """What autograd holds for a value that is kept."""
+
+    __slots__ = ("alias", "version")
+
+    def __init__(self, alias: torch.Tensor) -> None:
+        self.alias = alias
+        self.version = alias._version
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor, unless somebody wrote to it."""
+        if self.alias._version != self.version:
+            raise modified(self.alias, self.version)
+        return self.alias
+
+
+class Outer:
+    """What autograd holds where the user's own hooks are in force around ours."""
+
+    __slots__ = ("hook", "packed")
+
+    def __init__(self, packed: Any, hook: Any) -> None:
+        self.packed = packed
+        self.hook = hook
+
+    def unpack(self) -> torch.Tensor:
+        """As the outer hook says."""
+        tensor: torch.Tensor = self.hook(self.packed)
+        return tensor
+
+
+class _Waiting:
+    """The part that handles of dropped and of fp16 values share: the version check, and being waited for."""
+
+    __slots__ = ("call", "counter", "done", "geometry", "source", "version")
+
+    def __init__(self, source: Any, tensor: torch.Tensor, call: Call) -> None:
+        self.source = source
+        self.geometry = Geometry(tensor)
+        self.call = call
+        self.counter = _torch.counter(tensor)
+        self.version = tensor._version
+        self.done = False
+        source.pending += 1
+
+    def _check(self) -> None:
+        if self.counter._version != self.version:
+            raise modified(self.counter, self.version, self.geometry)
+
+
+class Handle(_Waiting):
+    """What autograd holds for a value that is made again."""
+
+    __slots__ = ()
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor, made again unless it is still there."""
+        value: Value = self.source
+        with self.call.lock:
+            self._check()
+            storage = value.available()
+            if storage is None:
+                storage = replay(value, self.call)
+            if not self.done:
+                self.done = True
+                self._let_go(storage)
+            with _torch.replay_environment():
+                return self.geometry.look(storage)
+
+    def _let_go(self, storage: torch.UntypedStorage) -> None:
+        value: Value = self.source
+        value.pending -= 1
+        if value.hold is None:
+            value.weak = weakref.ref(storage)
+            value.made = storage if value.pending > 0 else None
+
+    def __del__(self) -> None:
+        if not self.done:
+            self.done = True
+            self.source.pending -= 1
+            if self.source.pending <= 0:
+                self.source.made = None
+
+
+class HalfHandle(_Waiting):
+    """What autograd holds for a value stored in fp16."""
+
+    __slots__ = ()
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor, decoded."""
+        with self.call.lock:
+            self._check()
+            if not self.done:
+                self.done = True
+                self.source.pending -= 1
+            with _torch.replay_environment():
+                storage = self.source.storage()
+                if self.source.pending == 0:
+                    self.source.decoded = None
+                return self.geometry.look(storage)
+
+    def __del__(self) -> None:
+        if not self.done:
+            self.done = True
+            self.source.pending -= 1
+            if self.source.pending <= 0:
+                self.source.decoded = None
+
+
+def unpack(packed: Any) -> torch.Tensor:
+    """The unpack hook: everything that our pack returns knows how to become a tensor again."""
+    tensor: torch.Tensor = packed.unpack()
+    return tensor

@@ -1,0 +1,186 @@
+"""The nodes that a recorded forward leaves behind: values, and the operators that make them again.
+
+Links go one way only, handle → value → operator → values it read, so that reference counting alone
+frees everything as soon as autograd lets go of the last handle, with the garbage collector off.
+A value is one *version* of one storage; a write in place makes a new value whose operator reads the
+previous one.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetopt import _torch
+from budgetopt._operators import Info
+
+if TYPE_CHECKING:
+    from budgetopt._handles import Half
+
+
+class Geometry:
+    """How a tensor looks at its storage."""
+
+    __slots__ = ("conj", "dtype", "neg", "offset", "shape", "stride")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tensor.shape
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.dtype = tensor.dtype
+        self.neg = tensor.is_neg()
+        self.conj = self.dtype.is_complex and tensor.is_conj()
+
+    def look(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """A tensor of this geometry over `storage`."""
+        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+        tensor.set_(storage, self.offset, self.shape, self.stride)
+        if self.conj:
+            tensor = tensor.conj()
+        return _torch.neg_view(tensor) if self.neg else tensor
+
+
+class Value:
+    """One version of one storage, as a region's record knows it.
+
+    Attributes:
+        op: the operator that makes it again; None for what comes from outside and for what is kept.
+        hold: its bytes, while they are kept. counter, version: to see that nobody wrote to them since.
+        made: its bytes, made again and still waited for. weak: the same, while autograd holds them.
+        pending: handles that wait for it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "choice",
+        "counter",
+        "digest",
+        "half",
+        "hold",
+        "made",
+        "op",
+        "origin",
+        "pending",
+        "slot",
+        "version",
+        "weak",
+    )
+
+    def __init__(self, op: Operator | None, slot: int, choice: int, origin: Any) -> None:
+        self.op = op
+        self.slot = slot
+        self.choice = choice
+        self.origin = origin
+        self.hold: torch.UntypedStorage | None = None
+        self.counter: torch.Tensor | None = None
+        self.version = 0
+        self.made: torch.UntypedStorage | None = None
+        self.weak: weakref.ref[torch.UntypedStorage] | None = None
+        self.pending = 0
+        self.half: weakref.ref[Half] | None = None
+        self.digest: int | None = None
+
+    def keep(self, alias: torch.Tensor) -> None:
+        """Hold its bytes by an alias that shares the version counter; its operator is needed no more."""
+        self.hold = alias.untyped_storage()
+        self.counter = alias
+        self.version = alias._version
+        self.op = None
+
+    def available(self) -> torch.UntypedStorage | None:
+        """Its bytes, if they are there: kept, made again, or still in autograd's hands."""
+        if self.hold is not None:
+            return self.hold
+        if self.made is not None:
+            return self.made
+        return self.weak() if self.weak is not None else None
+
+    def check(self) -> None:
+        """Raise if kept bytes were written to since they were recorded."""
+        if self.counter is not None and self.counter._version != self.version:
+            raise modified(self.counter, self.version)
+
+
+class Reference:
+    """A tensor argument of a recorded operator."""
+
+    __slots__ = ("geometry", "value")
+
+    def __init__(self, value: Value, geometry: Geometry) -> None:
+        self.value = value
+        self.geometry = geometry
+
+
+class Scratch:
+    """A batch norm's running statistic: a replay updates zeros of this shape instead."""
+
+    __slots__ = ("device", "dtype", "shape")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+
+
+class Operator:
+    """A recorded operator: all that running it again needs."""
+
+    __slots__ = ("args", "dtype", "grad", "index", "info", "kwargs", "outs", "reads", "rng")
+
+    def __init__(self, info: Info, index: int) -> None:
+        self.info = info
+        self.index = index
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.reads: list[Value] = []
+        self.outs: list[weakref.ref[Value] | None] = []
+        self.grad = torch.is_grad_enabled()
+        self.dtype = torch.get_default_dtype()
+        self.rng: tuple[torch.device, torch.Tensor] | None = None
+
+
+@dataclass
+class Counters:
+    """What the executor did since a plan was installed or the counters were last cleared.
+
+    Attributes:
+        calls: forwards of planned regions. differing: those whose operators were not the planned ones.
+        bypassed: forwards under torch.func or where hooks are forbidden. broken: where recording gave up.
+        replayed: operators run again. made_bytes: bytes made again. proven: values that verifying
+            compared with what was dropped.
+    """
+
+    calls: int = 0
+    differing: int = 0
+    bypassed: int = 0
+    broken: int = 0
+    replayed: int = 0
+    made_bytes: int = 0
+    proven: int = 0
+
+
+class Call:
+    """One forward of one region: what its handles share.
+
+    Attributes:
+        failures: while verifying, replayed values that were not bit for bit the dropped ones, by
+            (operator index, slot).
+    """
+
+    __slots__ = ("counters", "failures", "lock", "verify")
+
+    def __init__(self, counters: Counters, *, verify: bool = False) -> None:
+        self.lock = threading.RLock()
+        self.verify = verify
+        self.counters = counters
+        self.failures: set[tuple[int, int]] = set()
+
+
+def modified(tensor: torch.Tensor, expected: int, geometry: Geometry | None = None) -> RuntimeError:
+    shape = tuple(tensor.shape if geometry is None else geometry.shape)
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"a tensor of shape {list(shape)} is at version {tensor._version}; expected version {expected} instead."
+    )
