@@ -26,5 +26,7 @@ def every(problem: Problem) -> Iterator[list[Choice]]:
 
 
 def _options(problem: Problem, v: int) -> tuple[Choice, ...]:
+    if v in timeline(problem).coded:
+        return Choice.KEEP, Choice.FP16
     halves = problem.values[v].half_bytes and timeline(problem).saved[v]
     return (Choice.KEEP, Choice.RECOMPUTE, Choice.FP16) if halves else (Choice.KEEP, Choice.RECOMPUTE)

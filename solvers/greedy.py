@@ -142,7 +142,7 @@ def _releases(problem: Problem, found: Simulation) -> list[Move]:
             continue
         record = 0 if value.region in recorded else problem.regions[value.region].record_ns
         stored = value.half_bytes if choice == Choice.FP16 else (size if die <= at else 0)
-        if stored:
+        if stored and v not in line.coded:
             moves.append(Move(v, Choice.RECOMPUTE, stored, record + remake_ns(problem, line, found, v)))
         if choice == Choice.KEEP and 0 < value.half_bytes < stored:
             # Replays want exact inputs: what one of them reads has to be made again beside its half copy.

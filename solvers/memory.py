@@ -24,7 +24,7 @@ from operator import add
 from time import monotonic
 
 from .choices import count, every
-from .problem import OUTSIDE, Choice, Problem
+from .problem import OUTSIDE, Choice, Problem, Value
 from .replay import Replays
 from .timeline import Timeline, Window, timeline
 
@@ -79,7 +79,8 @@ def fixed_keeps(problem: Problem) -> frozenset[int]:
     """Values that every choice keeps; worked out once per recording.
 
     They are: what is not droppable, what no region or no recorded operator makes, what an operator that
-    is not replayable writes, and what an operator writes that reads an earlier version of a storage which
+    is not replayable writes (unless it is saved, offered in fp16 and read by nothing replayable: then it is
+    kept or stored in fp16), and what an operator writes that reads an earlier version of a storage which
     cannot be made again. Among them are earlier versions: for those KEEP means that a handle is an alias
     of the storage, as autograd's own would be.
     """
@@ -105,19 +106,21 @@ def normalise(problem: Problem, choices: Sequence[Choice]) -> tuple[Choice, ...]
     """The choices that the executor really acts on: what cannot be chosen gets its only legal choice."""
     line = timeline(problem)
     return tuple(
-        Choice.KEEP if v in line.kept else _legal(value.last, value.half_bytes, line.saved[v], choice)
+        Choice.KEEP if v in line.kept else _legal(line, v, value, choice)
         for v, (value, choice) in enumerate(zip(problem.values, choices, strict=True))
     )
 
 
-def _legal(last: bool, half_bytes: int, saved: bool, choice: Choice) -> Choice:
-    if not last:
+def _legal(line: Timeline, v: int, value: Value, choice: Choice) -> Choice:
+    if not value.last:
         return Choice.RECOMPUTE
+    if v in line.coded:
+        return Choice.KEEP if choice == Choice.RECOMPUTE else choice
     if choice != Choice.FP16:
         return choice
-    if not half_bytes:
+    if not value.half_bytes:
         return Choice.KEEP
-    return choice if saved else Choice.RECOMPUTE
+    return choice if line.saved[v] else Choice.RECOMPUTE
 
 
 def hold(problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: list[int]) -> list[int]:

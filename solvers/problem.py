@@ -87,7 +87,8 @@ class Operator:
         reads: values it reads, previous versions of what it overwrites included.
         writes: values it makes; every one is born again when it is replayed.
         rng_bytes: bytes of generator state that must be held, from its run on, for its replay.
-        replayable: False means that what it writes is kept.
+        replayable: False means that what it writes is kept, or at most stored in fp16 (where no
+            operator that is replayable reads it).
     """
 
     region: int = OUTSIDE

@@ -74,7 +74,7 @@ class Program:
         return {self._store[v, choice]: 1.0 for choice in choices if (v, choice) in self._store}
 
     def _replay_rules(self) -> None:
-        """Stored at most once. Asked for, not stored: replayed. Read by a replay, not kept: replayed."""
+        """Stored at most once. Asked for: stored, or replayed if it can be. Read by a replay: kept, or replayed."""
         values, line = self._problem.values, self._line
         asked = {v for _, kind, v in line.handle_events if kind == Kind.UNPACK}
         for v, saved in enumerate(line.saved):
@@ -82,7 +82,9 @@ class Program:
                 stored = self._stored(v, exact=False)
                 if len(stored) > 1:
                     self._row(stored, pulp.LpConstraintLE, 1)
-                if v in asked:
+                if v in line.coded:
+                    self._row(stored, pulp.LpConstraintGE, 1)
+                elif v in asked:
                     self._row({self._replayed[values[v].operator]: 1.0, **stored}, pulp.LpConstraintGE, 1)
         for i in self._operators:
             for u in line.inner[i]:

@@ -114,9 +114,15 @@ def stages(problem: Problem) -> Stages:
     """All stages of a problem as well as they are known before the referee has seen a choice."""
     line = timeline(problem)
     deltas = list(line.deltas)
-    dropped = [Choice.KEEP if v in line.kept else Choice.RECOMPUTE for v in range(len(line.saved))]
+    dropped = [_dropped(line, v) for v in range(len(line.saved))]
     wanted = hold(problem, line, dropped, deltas)
     return _stages(problem, deltas, list(_lives(problem, line, wanted)))
+
+
+def _dropped(line: Timeline, v: int) -> Choice:
+    if v in line.kept:
+        return Choice.KEEP
+    return Choice.FP16 if v in line.coded else Choice.RECOMPUTE
 
 
 def relaxed_stages(problem: Problem) -> Stages:
@@ -164,7 +170,7 @@ def _lives(problem: Problem, line: Timeline, wanted: list[int]) -> Iterator[Life
             first_made=first[v] if saved else never,
             unpacked=unpacked[v],
             released=line.released_at[v] if saved else wanted[v],
-            beside=_beside(scratch, saved_kept, v) if unpacked[v] < never else 0,
+            beside=_beside(scratch, saved_kept, v) if unpacked[v] < never and v not in line.coded else 0,
         )
 
 

@@ -39,7 +39,8 @@ class Timeline:
         reads: what each operator reads, once each. inner: those of them made by its own region.
         makers: operators with a region that write values, in reverse order.
         handle_events: (position, kind, value) of every pack, unpack and handle death.
-        kept: values that every choice keeps. decided: values that may be dropped, in order.
+        kept: values that every choice keeps. coded: values that are kept or stored in fp16, but never made
+            again. decided: values that may be chosen, in order.
     """
 
     deltas: tuple[int, ...]
@@ -55,6 +56,7 @@ class Timeline:
     makers: tuple[int, ...]
     handle_events: tuple[tuple[int, Kind, int], ...]
     kept: frozenset[int]
+    coded: frozenset[int]
     decided: tuple[int, ...]
     windows: tuple[Window, ...]
 
@@ -95,6 +97,8 @@ def useful(problem: Problem) -> tuple[list[int], list[int]]:
         if v in values:
             continue
         values.add(v)
+        if v in line.coded:
+            continue
         i = problem.values[v].operator
         operators.add(i)
         waiting += [u for u in line.inner[i] if u not in line.kept]
@@ -110,7 +114,8 @@ def _index(problem: Problem) -> Timeline:
     run_at, born_at, die_at = _lives(problem)
     deltas, tops = _bare_levels(problem, born_at, die_at)
     saved, packed_at, released_at = _handles(problem)
-    kept = _kept(problem)
+    coded = _coded(problem, inner, saved)
+    kept = _kept(problem) - coded
     free = (v for v, value in enumerate(problem.values) if value.last and v not in kept)
     makers = (i for i, operator in enumerate(problem.operators) if operator.region != OUTSIDE and operator.writes)
     return Timeline(
@@ -127,6 +132,7 @@ def _index(problem: Problem) -> Timeline:
         makers=tuple(reversed(tuple(makers))),
         handle_events=_handle_events(problem),
         kept=kept,
+        coded=coded,
         decided=tuple(free),
         windows=_windows(problem),
     )
@@ -201,6 +207,18 @@ def _kept(problem: Problem) -> frozenset[int]:
         if lost or not operator.replayable or not value.droppable:
             kept.add(v)
     return frozenset(kept)
+
+
+def _coded(problem: Problem, inner: tuple[tuple[int, ...], ...], saved: tuple[bool, ...]) -> frozenset[int]:
+    """Saved values that cannot be made again, but that no replay reads either: fp16 alone is open to them."""
+    pairs = zip(problem.operators, inner, strict=True)
+    read = {v for operator, reads in pairs if operator.replayable for v in reads}
+    return frozenset(
+        v
+        for v, value in enumerate(problem.values)
+        if saved[v] and value.half_bytes and value.last and value.droppable and v not in read
+        if OUTSIDE not in (value.region, value.operator) and not problem.operators[value.operator].replayable
+    )
 
 
 def _windows(problem: Problem) -> tuple[Window, ...]:

@@ -157,6 +157,8 @@ def network(rng: Random, regions: int, operators: int, halves: bool = True, size
         previous = local[-1]
         last = step.values[previous]
         step.values[previous] = replace(last, droppable=False)
+    if rng.random() < 0.1:  # fp16 alone is allowed
+        step.operators = [replace(operator, replayable=False) for operator in step.operators]
     _random_backward(step, rng, tape, previous, sizes)
     return step
 

@@ -177,6 +177,18 @@ def test_fp16_where_it_is_not_offered_is_keep_and_unsaved_is_recompute() -> None
     assert normalise(step.problem(), [H, H, H]) == (K, R, K)
 
 
+def test_fp16_alone_is_open_to_what_cannot_be_made_again() -> None:
+    problem = _halves(100).problem()
+    blocked = replace(problem, operators=tuple(replace(operator, replayable=False) for operator in problem.operators))
+    assert decisions(blocked) == (1,)
+    assert normalise(blocked, [R, R, R]) == (K, K, K)
+    assert normalise(blocked, [H, H, H]) == (K, H, K)
+    assert simulate(blocked, [K, H, K]) == simulate(problem, [K, H, K])
+    # As soon as something replayable reads it, exact bits may be asked for, so it is kept.
+    reader = replace(blocked, operators=(*blocked.operators[:2], problem.operators[2], *blocked.operators[3:]))
+    assert decisions(reader) == (2,)
+
+
 def test_what_the_user_holds_counts_once_and_is_free_to_keep() -> None:
     step = Step()
     x = step.make(OUTSIDE, 1)

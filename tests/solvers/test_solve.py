@@ -288,6 +288,21 @@ def test_solving_needs_no_torch() -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.parametrize("solver", sorted(SOLVERS))
+def test_fp16_without_replays(solver: str) -> None:
+    # Five values of 10 bytes, 5 in fp16; x and the big operator take 51. At 91, two of the five must be halves.
+    step = _fan((10,) * 5, (1,) * 5, 50)
+    problem = replace(
+        step.problem(91),
+        values=tuple(replace(v, half_bytes=5, codec_ns=3) if v.region >= 0 else v for v in step.values),
+        operators=tuple(replace(operator, replayable=False) for operator in step.operators),
+    )
+    solution = solve(problem, solver)
+    _check(problem, solution)
+    assert solution.cost_ns == 2 * 3
+    assert R not in (solution.choices[v] for v in step.handles)
+
+
 def test_a_region_needs_no_entering_and_leaving() -> None:
     step = chain(6, 10, time=7)
     bare = [event for event in step.events if event.kind not in (Kind.ENTER, Kind.EXIT)]
