@@ -99,8 +99,8 @@ def resnet50(batch: int = 8, px: int = 224, *, seed: int = 0) -> Built:
     )
 
 
-def resnet_small(depths: tuple[int, ...] = (1, 1, 1, 1), *, seed: int = 0) -> Built:
-    """ResNet of a size for CI: basic blocks, 16 to 64 channels, batch 4 of 32 × 32 pixels."""
+def resnet_small(depths: tuple[int, ...] = (2, 2), *, seed: int = 0) -> Built:
+    """ResNet of a size for CI: basic blocks, 16 channels and up, batch 4 of 32 × 32 pixels."""
     channels = (16, 24, 32, 64)[: len(depths)]
     return resnet(depths, channels, stem=16, layer_type="basic", batch=4, px=32, classes=10, seed=seed)
 
@@ -134,7 +134,7 @@ class ConvBlock(nn.Module):
         return nn.functional.relu_(y)
 
 
-def mlp_stack(depth: int = 4, width: int = 32, batch: int = 16, *, dropout: float = 0.0, seed: int = 0) -> Built:
+def mlp_stack(depth: int = 4, width: int = 32, batch: int = 128, *, dropout: float = 0.0, seed: int = 0) -> Built:
     """Residual blocks of two linear layers; the sample is one tensor of (batch, width)."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -142,12 +142,12 @@ def mlp_stack(depth: int = 4, width: int = 32, batch: int = 16, *, dropout: floa
         return model, torch.randn(batch, width)
 
 
-def dropout_stack(depth: int = 4, width: int = 32, batch: int = 16, *, seed: int = 0) -> Built:
+def dropout_stack(depth: int = 4, width: int = 32, batch: int = 128, *, seed: int = 0) -> Built:
     """The MLP stack with dropout: replays need the random numbers of the forward."""
     return mlp_stack(depth, width, batch, dropout=0.25, seed=seed)
 
 
-def conv_stack(depth: int = 3, channels: int = 8, batch: int = 4, px: int = 12, *, seed: int = 0) -> Built:
+def conv_stack(depth: int = 6, channels: int = 8, batch: int = 4, px: int = 12, *, seed: int = 0) -> Built:
     """Convolution, batch norm, in-place add and relu; the sample is one (batch, channels, px, px) tensor."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
