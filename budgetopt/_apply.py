@@ -72,7 +72,7 @@ class Region:
 
     def ended(self, recorder: Recorder) -> None:
         """Settle and count a call that is over."""
-        recorder.settle()
+        recorder.ended()
         self.counters.calls += 1
         self.counters.broken += recorder.broken
         planned = recorder.script

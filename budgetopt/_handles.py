@@ -9,7 +9,7 @@ import torch
 
 from budgetopt import _codec, _torch
 from budgetopt._replay import replay
-from budgetopt._values import Call, Geometry, Value, modified
+from budgetopt._values import Call, Guard, Value, geometry, look, modified
 
 
 class Half:
@@ -48,8 +48,21 @@ class Kept:
     def unpack(self) -> torch.Tensor:
         """The tensor, unless somebody wrote to it."""
         if self.alias._version != self.version:
-            raise modified(self.alias, self.version)
+            raise modified(self.alias.shape, self.alias._version, self.version)
         return self.alias
+
+
+class Foreign:
+    """A tensor without a version counter, held as it is."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor."""
+        return self.tensor
 
 
 class Outer:
@@ -70,20 +83,15 @@ class Outer:
 class _Waiting:
     """The part that handles of dropped and of fp16 values share: the version check, and being waited for."""
 
-    __slots__ = ("call", "counter", "done", "geometry", "source", "version")
+    __slots__ = ("call", "done", "geometry", "guard", "source")
 
-    def __init__(self, source: Any, tensor: torch.Tensor, call: Call) -> None:
+    def __init__(self, source: Any, tensor: torch.Tensor, call: Call, guard: Guard) -> None:
         self.source = source
-        self.geometry = Geometry(tensor)
+        self.geometry = geometry(tensor)
         self.call = call
-        self.counter = _torch.counter(tensor)
-        self.version = tensor._version
+        self.guard = guard
         self.done = False
         source.pending += 1
-
-    def _check(self) -> None:
-        if self.counter._version != self.version:
-            raise modified(self.counter, self.version, self.geometry)
 
 
 class Handle(_Waiting):
@@ -95,7 +103,7 @@ class Handle(_Waiting):
         """The tensor, made again unless it is still there."""
         value: Value = self.source
         with self.call.lock:
-            self._check()
+            self.guard.check(self.geometry)
             storage = value.available()
             if storage is None:
                 storage = replay(value, self.call)
@@ -103,7 +111,7 @@ class Handle(_Waiting):
                 self.done = True
                 self._let_go(storage)
             with _torch.replay_environment():
-                return self.geometry.look(storage)
+                return look(self.geometry, storage)
 
     def _let_go(self, storage: torch.UntypedStorage) -> None:
         value: Value = self.source
@@ -128,7 +136,7 @@ class HalfHandle(_Waiting):
     def unpack(self) -> torch.Tensor:
         """The tensor, decoded."""
         with self.call.lock:
-            self._check()
+            self.guard.check(self.geometry)
             if not self.done:
                 self.done = True
                 self.source.pending -= 1
@@ -136,7 +144,7 @@ class HalfHandle(_Waiting):
                 storage = self.source.storage()
                 if self.source.pending == 0:
                     self.source.decoded = None
-                return self.geometry.look(storage)
+                return look(self.geometry, storage)
 
     def __del__(self) -> None:
         if not self.done:

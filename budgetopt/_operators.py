@@ -97,14 +97,14 @@ def _why_opaque(func: Any, base: str, writes: bool) -> str:
     return ""
 
 
-_INFOS: dict[Any, Info] = {}
+INFOS: dict[Any, Info] = {}
 
 
 def describe(func: Any) -> Info:
     """The facts of `func`, from the cache after the first time."""
-    info = _INFOS.get(func)
+    info = INFOS.get(func)
     if info is None:
-        info = _INFOS[func] = Info(func)
+        info = INFOS[func] = Info(func)
     return info
 
 

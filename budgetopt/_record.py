@@ -9,18 +9,19 @@ not fit the call can cost bytes or time, never correctness.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from budgetopt import _codec, _device, _torch
-from budgetopt._handles import Half, HalfHandle, Handle, Kept, Outer
-from budgetopt._operators import _INFOS, PLAIN, Info, describe, is_leaf_cast, is_plain, tensors, written_tensors
+from budgetopt._handles import Foreign, Half, HalfHandle, Handle, Kept, Outer
+from budgetopt._operators import INFOS, PLAIN, Info, describe, is_leaf_cast, is_plain, tensors, written_tensors
 from budgetopt._script import Observer, Policy, Step
-from budgetopt._values import Call, Counters, Geometry, Operator, Reference, Scratch, Value
+from budgetopt._values import Call, Counters, Guard, Operator, Scratch, Value, geometry
 from budgetopt.solvers.problem import Choice
 
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_grad_enabled, _default_dtype = torch.is_grad_enabled, torch.get_default_dtype
 _RECOMPUTE, _FP16, _KEEP = int(Choice.RECOMPUTE), int(Choice.FP16), int(Choice.KEEP)
 SNAPSHOT_LIMIT = 1 << 16
 
@@ -42,19 +43,6 @@ class _Watched:
         self.observer.died(self.number)
 
 
-class _Key(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage that knows the number it is filed under."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, storage: torch.UntypedStorage, callback: Callable[[Any], None], number: int) -> None:
-        super().__init__(storage, callback)  # type: ignore[call-arg]
-        self.number = number
-
-    def __new__(cls, storage: torch.UntypedStorage, callback: Callable[[Any], None], number: int) -> _Key:
-        return super().__new__(cls, storage, callback)
-
-
 class _Known(dict[int, Value]):
     """The current value of every living storage that the region made, by the storage's identity.
 
@@ -62,34 +50,32 @@ class _Known(dict[int, Value]):
     keep what its operator read.
     """
 
-    __slots__ = ("__weakref__", "forget")
+    __slots__ = ("__weakref__", "watched")
 
     def __init__(self) -> None:
         super().__init__()
+        self.watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def watch(self, storage: torch.UntypedStorage, number: int) -> None:
+        """Forget the entry when `storage` dies. No link leads back from the callback."""
         myself = weakref.ref(self)
-
-        def forget(key: Any) -> None:
-            known = myself()
-            if known is not None:
-                value = known.get(key.number)
-                if value is not None and value.origin is key:
-                    del known[key.number]
-
-        self.forget = forget
-
-    def add(self, storage: torch.UntypedStorage, op: Operator, slot: int, choice: int) -> Value:
-        number = id(storage)
-        value = self[number] = Value(op, slot, choice, _Key(storage, self.forget, number))
-        return value
+        self.watched[number] = weakref.ref(storage, lambda _: _forget(myself, number))
 
 
+def _forget(known: weakref.ref[_Known], number: int) -> None:
+    alive = known()
+    if alive is not None:
+        alive.pop(number, None)
+
+
+@_torch.bare
 class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
     """Records one call of one region; see the module's docstring.
 
     Attributes:
         broken: recording met something it does not understand; from there on everything is kept.
         matched: the operators so far are the planned ones. position: operators numbered so far.
-        unmatched: values that no plan spoke of and that were dropped.
+        off: nothing is recorded now: broken, or code that is not the region's runs.
     """
 
     supports_higher_order_operators = True
@@ -107,14 +93,15 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.known = _Known()
         self.outside: dict[int, weakref.ref[Value]] = {}
         self.outer = _torch.outer_hooks()
-        self.busy = False
         self.broken = False
+        self.off = False
+        self.snapshot = False
         self.position = 0
-        self.unmatched = 0
-        self.fell_back = 0
         self.script = policy.script
         self.matched = self.script is not None
         self.names = self.script.names if self.script is not None else []
+        self.steps = self.script.steps if self.script is not None else []
+        self.planned = len(self.names)
         self.counts: dict[str, int] | None = None
         self.unsettled: list[Value] = []
 
@@ -122,13 +109,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func` as it is, and note what running it again takes. Flat: this is the hot path."""
-        info = _INFOS.get(func) or describe(func)
-        if self.busy or self.broken or info.skip or (info.cast and is_leaf_cast(info, args)):
+        info = INFOS.get(func) or describe(func)
+        if info.skip or self.off or (info.cast and is_leaf_cast(info, args)):
             return info.call(*args, **kwargs) if kwargs else info.call(*args)
         index = self.position
         self.position = index + 1
-        if self.matched and index < len(self.names) and self.names[index] == info.name:
-            step = self.script.steps[index]  # type: ignore[union-attr]
+        if self.matched and index < self.planned and self.names[index] == info.name:
+            step: Step | None = self.steps[index]
         else:
             step = self._by_key(info.name, index)
         if step is not None and not step.record and not info.written:
@@ -136,13 +123,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         try:
             op = self._begin(info, index, step, args, kwargs)
         except Exception:
-            self.broken, op = True, None
+            self.broken = self.off = True
+            return info.call(*args, **kwargs) if kwargs else info.call(*args)
         out = info.call(*args, **kwargs) if kwargs else info.call(*args)
-        if not self.broken:
-            try:
-                self._finish(info, op, step, args, kwargs, out)
-            except Exception:
-                self.broken = True
+        try:
+            self._finish(info, op, step, args, kwargs, out)
+        except Exception:
+            self.broken = self.off = True
         return out
 
     def _by_key(self, name: str, index: int) -> Step | None:
@@ -159,91 +146,93 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         return self.script.by_key.get((name, nth))
 
     def _begin(self, info: Info, index: int, step: Step | None, args: Any, kwargs: Any) -> Operator | None:
-        """Note the arguments before the operator runs: a write changes what they are."""
+        """Note the arguments before the operator runs: a write changes what they are.
+
+        Returns None for an operator that is not replayable.
+        """
         if self.unsettled:
             self.settle()
-        if info.written:
-            self._before_write(info, args, kwargs)
+        if info.written and not self._prepare_write(info, args, kwargs):
+            return None
         if info.opaque or (step is not None and not step.replayable):
             return None
-        op = Operator(info, index)
-        if info.scratch(args):
-            first, second = info.statistics()
-            args = list(args)
-            for position in (first, second):
-                if args[position] is not None:
-                    args[position] = Scratch(args[position])
-        snapshot = self.policy.snapshot or (step is not None and step.snapshot)
-        if not self._note_all(op, args, snapshot):
-            return None
-        noted = tuple(self._note(op, item, snapshot) for item in args)
-        op.args = noted
-        if kwargs:
-            if not self._note_all(op, kwargs.values(), snapshot):
-                return None
-            op.kwargs = {name: self._note(op, item, snapshot) for name, item in kwargs.items()}
-        if info.written and not self._writes_inside(info, args, kwargs):
+        op = Operator(info, index, _grad_enabled(), _default_dtype())
+        self.snapshot = self.policy.snapshot or (step is not None and step.snapshot)
+        if info.batch_norm and info.scratch(args):
+            args = _with_scratch(info, args)
+        noted, reads, known = op.args, op.reads, self.known
+        try:
+            for item in args:
+                kind = type(item)
+                if kind is _Tensor or kind is _Parameter:
+                    storage = item.untyped_storage()
+                    number = id(storage)
+                    value = known[number] if number in known else self._outside(item, storage)
+                    dtype = item.dtype
+                    bits = item.is_neg() | (dtype.is_complex and item.is_conj()) << 1
+                    item = (value, (item.shape, item.stride(), item.storage_offset(), dtype, bits))
+                    reads.append(value)
+                elif kind is list or kind is tuple or isinstance(item, _Tensor):
+                    item = self._note(op, item)
+                noted.append(item)
+            if kwargs:
+                op.kwargs = {name: self._note(op, item) for name, item in kwargs.items()}
+        except (_NotPlain, NotImplementedError):  # a sparse tensor has no storage to show
             return None
         if info.random:
-            device = next((t.device for t in tensors([args, kwargs])), None) or (kwargs or {}).get("device")
-            own = (kwargs or {}).get("generator")
-            device = torch.device(device or "cpu")
-            op.rng = (device, (own if own is not None else _device.generator(device)).get_state())
+            op.rng = _random_state(args, kwargs or {})
         return op
 
-    def _note_all(self, op: Operator, items: Any, snapshot: bool) -> bool:
-        """Whether every tensor in `items` is one that we can refer to."""
-        return all(type(t) in PLAIN and is_plain(t) for item in items for t in tensors(item))
-
-    def _note(self, op: Operator, item: Any, snapshot: bool) -> Any:
+    def _note(self, op: Operator, item: Any) -> Any:
+        """A reference in the place of a tensor, also inside a list. Arguments never are tuples, so those mean one."""
         kind = type(item)
         if kind in PLAIN:
-            value = self._value(item, snapshot)
+            storage = item.untyped_storage()
+            value = self.known.get(id(storage)) or self._outside(item, storage)
             op.reads.append(value)
-            return Reference(value, Geometry(item))
-        if kind is list or kind is tuple:
-            return kind(self._note(op, part, snapshot) for part in item)
+            return value, geometry(item)
+        if kind is list:
+            return [self._note(op, part) for part in item]
+        if kind is tuple or isinstance(item, _Tensor):
+            raise _NotPlain
         return item
 
-    def _value(self, tensor: torch.Tensor, snapshot: bool = False) -> Value:
-        storage = tensor.untyped_storage()
-        value = self.known.get(id(storage))
-        if value is not None:
-            return value
+    def _outside(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Value:
+        """What the region did not make: held for the replay, with a way to see writes to it."""
         reference = self.outside.get(id(storage))
         value = reference() if reference is not None else None
-        if value is None or value.version != tensor._version:
-            value = self._from_outside(tensor, storage, snapshot)
-            self.outside[id(storage)] = weakref.ref(value)
-        return value
-
-    def _from_outside(self, tensor: torch.Tensor, storage: torch.UntypedStorage, snapshot: bool) -> Value:
-        """Hold what a replay will read from outside the region, with a way to see writes to it."""
-        value = Value(None, 0, _KEEP, None)
+        if value is not None and value.version == tensor._version:
+            return value
+        if not is_plain(tensor):
+            raise _NotPlain
+        value = Value(None, 0, _KEEP)
+        value.version = tensor._version
         base = tensor._base if tensor._is_view() else tensor
-        if snapshot and storage.nbytes() <= SNAPSHOT_LIMIT and type(base) is not torch.nn.Parameter:
+        if type(base) is _Parameter:
+            value.hold, value.counter = storage, base
+        elif self.snapshot and storage.nbytes() <= SNAPSHOT_LIMIT:
             with _torch.unseen():
                 value.hold = _torch.copy_storage(storage)
-            value.version = tensor._version
-            return value
-        value.hold = storage
-        # A parameter is its own counter; anything else could come to hold our record and so itself.
-        value.counter = base if type(base) is torch.nn.Parameter else _torch.alias(tensor)
-        value.version = tensor._version
-        if self.observer is not None and value.counter is not base:
-            self.observer.holding(storage, value.counter)
+        else:
+            # Holding the tensor itself could close a circle through its grad_fn.
+            value.hold, value.counter = storage, _torch.alias_below(tensor)
+            if self.observer is not None:
+                self.observer.holding(storage, value.counter)
+        self.outside[id(storage)] = weakref.ref(value)
         return value
 
-    def _writes_inside(self, info: Info, args: Any, kwargs: Any) -> bool:
-        return all(id(t.untyped_storage()) in self.known for t in written_tensors(info, args, kwargs))
-
-    def _before_write(self, info: Info, args: Any, kwargs: Any) -> None:
-        """A kept version that is about to be overwritten lives on as a copy, for whoever reads it."""
+    def _prepare_write(self, info: Info, args: Any, kwargs: Any) -> bool:
+        """Whether all that is written was made here. A kept version lives on as a copy for its readers."""
+        inside = True
         for tensor in written_tensors(info, args, kwargs):
             old = self.known.get(id(tensor.untyped_storage())) if type(tensor) in PLAIN else None
+            inside = inside and old is not None
+            if old is not None and old.guard is not None:
+                old.guard.written = True
             if old is not None and old.hold is not None:
                 with _torch.unseen():
                     old.hold, old.counter = _torch.copy_storage(old.hold), None
+        return inside
 
     def _finish(self, info: Info, op: Operator | None, step: Step | None, args: Any, kwargs: Any, out: Any) -> None:
         """File what the operator wrote and returned."""
@@ -255,44 +244,43 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         else:
             for tensor in written:
                 self._file(info, op, step, tensor, new=False)
-            if type(out) is torch.Tensor:
+            if type(out) is _Tensor:
                 self._file(info, op, step, out, new=True)
             else:
                 for tensor in tensors(out):
                     self._file(info, op, step, tensor, new=True)
         if self.observer is not None:
-            why = (
-                ""
-                if op is not None
-                else info.opaque
-                or (
-                    "it writes to what the region did not make" if info.written else "an argument is not a plain tensor"
-                )
-            )
-            self.observer.recorded(why, op is not None and op.rng is not None)
+            self.observer.recorded(_why_not(info) if op is None else "", op is not None and op.rng is not None)
 
     def _file(self, info: Info, op: Operator, step: Step | None, tensor: torch.Tensor, *, new: bool) -> None:
-        slot = len(op.outs)
+        """File one result under its storage. Flat: this is the hot path."""
         storage = tensor.untyped_storage()
-        if new and (id(storage) in self.known or self._is_outside(storage) or storage.nbytes() == 0):
-            op.outs.append(None)  # it returned one of its arguments, or a view of one
-            return
-        choice = _RECOMPUTE
+        number = id(storage)
+        if new:
+            if number in self.known or (number in self.outside and self.outside[number]() is not None):
+                op.outs.append(None)  # it returned one of its arguments, or a view of one
+                return
+            self.known.watch(storage, number)
+        slot = len(op.outs)
         if step is not None:
-            choice = step.choices.get(slot, _RECOMPUTE)
+            value = Value(op, slot, step.choices.get(slot, _RECOMPUTE))
         else:
-            choice = self.policy.unplanned(info, tensor)
-        value = self.known.add(storage, op, slot, choice)
+            value = Value(op, slot, self.policy.unplanned(info, tensor))
+        self.known[number] = value
         op.outs.append(weakref.ref(value))
         if step is not None and slot in step.hold:
-            value.keep(_torch.alias(tensor))
+            value.keep(_torch.alias_below(tensor))
             if not new:
                 self.unsettled.append(value)
 
-    def _is_outside(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it is a storage that a recorded operator read from outside: that record holds it alive."""
-        reference = self.outside.get(id(storage))
-        return reference is not None and reference() is not None
+    def ended(self) -> None:
+        """The region's forward is over: from here on, writes are seen by version counters alone."""
+        self.settle()
+        for value in self.known.values():
+            if value.guard is not None:
+                value.guard.watch()
+        self.known.clear()
+        self.outside.clear()
 
     def settle(self) -> None:
         """A write counts up the version only after the operator returned: read it at the next occasion."""
@@ -304,49 +292,79 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
     # -- saved tensors ---------------------------------------------------------------------------
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """The pack hook: what autograd holds instead of `tensor`."""
-        if type(tensor) not in PLAIN or not is_plain(tensor):
-            return self._keep(tensor)
-        self.busy = True  # what packing runs is none of the region's operators
-        try:
-            with _torch.unseen():
-                return self._pack(tensor)
-        finally:
-            self.busy = False
-
-    def _pack(self, tensor: torch.Tensor) -> Any:
+        """The pack hook: what autograd holds instead of `tensor`. Flat: this is the hot path."""
         if self.unsettled:
             self.settle()
+        kind = type(tensor)
+        if kind is _Parameter and self.outer is None:
+            return Kept(tensor)  # a leaf can't come to hold our record: it needs no alias
+        if kind not in PLAIN or tensor.layout is not torch.strided or self.off:
+            return self._keep(tensor, None)
         storage = tensor.untyped_storage()
-        value = None if self.broken else self.known.get(id(storage))
+        value = self.known.get(id(storage))
         if value is None:
-            return self._keep(tensor)
-        choice = value.choice
-        if choice == _RECOMPUTE and value.op is not None:
-            packed: Any = Handle(value, tensor, self.call)
+            return self._keep(tensor, None)
+        if value.guard is None:
+            value.guard = Guard(tensor)
+        if value.choice == _RECOMPUTE and value.op is not None:
+            packed: Any = Handle(value, tensor, self.call, value.guard)
             if self.call.verify and value.digest is None:
-                value.digest = _device.checksum(storage)
-        elif choice == _FP16 and tensor.dtype in _codec.WIDE:
-            half = value.half() if value.half is not None else None
-            if half is None:
-                half = Half(_codec.store(storage, tensor.dtype))
-                value.half = weakref.ref(half)
-            packed = HalfHandle(half, tensor, self.call)
+                with _torch.unseen():
+                    value.digest = _device.checksum(storage)
+        elif value.choice == _FP16 and tensor.dtype in _codec.WIDE:
+            packed = HalfHandle(self._half(value, tensor, storage), tensor, self.call, value.guard)
         else:
             packed = self._keep(tensor, value)
         if self.observer is not None:
             packed = _Watched(packed, self.observer, self.observer.packed(storage))
         return packed
 
-    def _keep(self, tensor: torch.Tensor, value: Value | None = None) -> Any:
-        if not is_plain(tensor):
-            alias = tensor.detach() if tensor.requires_grad else tensor
-        else:
-            alias = _torch.alias(tensor)
+    def _half(self, value: Value, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Half:
+        half = value.half() if value.half is not None else None
+        if half is None:
+            with _torch.unseen():
+                half = Half(_codec.store(storage, tensor.dtype))
+            value.half = weakref.ref(half)
+        return half
+
+    def _keep(self, tensor: torch.Tensor, value: Value | None) -> Any:
+        if tensor.is_inference():
+            return Foreign(tensor)
+        alias = _torch.alias(tensor)
         if value is not None and value.hold is None:
             value.keep(alias)
         if self.observer is not None and value is not None:
             self.observer.holding(tensor.untyped_storage(), alias)
         if self.outer is not None:
-            return Outer(self.outer[0](tensor), self.outer[1])
+            self.off = True  # what the outer hook runs is none of the region's operators
+            try:
+                return Outer(self.outer[0](tensor), self.outer[1])
+            finally:
+                self.off = self.broken
         return Kept(alias)
+
+
+class _NotPlain(Exception):
+    """An argument is a tensor that can't be told from its storage alone."""
+
+
+def _with_scratch(info: Info, args: Any) -> list[Any]:
+    """A batch norm's arguments with its running statistics left out."""
+    changed = list(args)
+    for position in info.statistics():
+        if changed[position] is not None:
+            changed[position] = Scratch(changed[position])
+    return changed
+
+
+def _random_state(args: Any, kwargs: dict[str, Any]) -> tuple[torch.device, torch.Tensor]:
+    """The device on which a random operator draws, and the state of the generator that it draws from."""
+    device = next((t.device for t in tensors([args, kwargs])), kwargs.get("device") or torch.device("cpu"))
+    own = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Generator)), None)
+    return torch.device(device), (own if own is not None else _device.generator(torch.device(device))).get_state()
+
+
+def _why_not(info: Info) -> str:
+    if info.opaque:
+        return info.opaque
+    return "it writes to what the region did not make" if info.written else "an argument is not a plain tensor"

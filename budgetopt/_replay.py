@@ -8,7 +8,7 @@ import torch
 
 from budgetopt import _device, _torch
 from budgetopt._operators import tensors, written_tensors
-from budgetopt._values import Call, Operator, Reference, Scratch, Value
+from budgetopt._values import Call, Operator, Reference, Scratch, Value, look
 
 POISON = 0xA5
 """Filled into what a replayed ``empty`` returns while verifying: stale bytes could match by accident."""
@@ -112,6 +112,8 @@ class _Replay:
             if _device.checksum(storage) != value.digest:
                 self.call.failures.add((index, value.slot))
             value.digest = None
+        if value.available() is not None:
+            return  # another result of the operator was wanted; the copy at hand stays
         if value.pending > 0:
             value.made = storage
         if self.readers.get(id(value), 0) > 0:
@@ -122,7 +124,7 @@ class _Replay:
         """A buffer that may be written for every version that `op` overwrites: its own, or a clone."""
         writable: Buffers = {}
         for reference in _references([_argument(op, position, name) for position, name in op.info.written]):
-            value = reference.value
+            value = reference[0]
             storage = self.private.get(id(value))
             if storage is None or value.pending > 0 or self.readers[id(value)] > 1:
                 storage = _torch.copy_storage(self._bytes(value))
@@ -136,15 +138,16 @@ class _Replay:
     def _materialise(self, tree: Any, writable: Buffers) -> Any:
         """Arguments with tensors in the place of references."""
         kind = type(tree)
-        if kind is Reference:
-            storage = writable.get(id(tree.value))
-            return tree.geometry.look(self._bytes(tree.value) if storage is None else storage)
-        if kind is Scratch:
-            return torch.zeros(tree.shape, dtype=tree.dtype, device=tree.device)
+        if kind is tuple:
+            value, seen = tree
+            storage = writable.get(id(value))
+            return look(seen, self._bytes(value) if storage is None else storage)
+        if kind is list:
+            return [self._materialise(item, writable) for item in tree]
         if kind is dict:
             return {name: self._materialise(item, writable) for name, item in tree.items()}
-        if kind is list or kind is tuple:
-            return kind(self._materialise(item, writable) for item in tree)
+        if kind is Scratch:
+            return torch.zeros(tree.shape, dtype=tree.dtype, device=tree.device)
         return tree
 
 
@@ -153,9 +156,9 @@ def _argument(op: Operator, position: int, name: str) -> Any:
 
 
 def _references(tree: Any) -> list[Reference]:
-    if isinstance(tree, Reference):
+    if isinstance(tree, tuple):
         return [tree]
-    if isinstance(tree, (list, tuple)):
+    if isinstance(tree, list):
         return [found for item in tree for found in _references(item)]
     return []
 

@@ -73,6 +73,7 @@ class _Storage:
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
+@_torch.bare
 class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
     """The event log of one step; entered at the root, under the regions' recorders.
 

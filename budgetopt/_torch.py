@@ -19,6 +19,8 @@ __all__ = [
     "CPU",
     "TorchDispatchMode",
     "alias",
+    "alias_below",
+    "bare",
     "copy_storage",
     "counter",
     "functorch_active",
@@ -51,71 +53,82 @@ if _missing:
 TorchDispatchMode: Any = _Mode
 """Untyped in torch."""
 
+
+def bare(mode: Any) -> Any:
+    """Class decorator for dispatch modes: torch's wrapper around ``__torch_dispatch__`` comes off.
+
+    It keeps dynamo from tracing the method, at the price of two Python calls per operator and of importing
+    dynamo; telling dynamo's frame evaluator to leave the method's code and its callees alone costs nothing.
+    Where that can't be told, the wrapper stays.
+    """
+    frames: Any = getattr(_C._dynamo, "eval_frame", None)
+    raw = getattr(mode.__torch_dispatch__, "__wrapped__", None)
+    if raw is not None and hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(raw.__code__, frames._FrameExecStrategy(skip, skip))
+        mode.__torch_dispatch__ = raw
+    return mode
+
+
 _is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
 _exclude: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_excluded
 _PYTHON = _C.DispatchKey.Python
-_SNAPSHOT = _C.DispatchKey.PythonTLSSnapshot
 _IN_PLACE = _C.DispatchKey.ADInplaceOrView
 CPU: Any = _C._autograd.DeviceType.CPU
-_EMPTY: dict[torch.device, torch.Tensor] = {}
 
 functorch_active: Callable[[], bool] = _C._are_functorch_transforms_active
 hooks_enabled: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached alias of `tensor` that shares its storage *and its version counter*.
+    """A detached alias of `tensor` that shares its storage and version counter; no mode sees it made.
 
-    A plain ``detach()`` inside ``__torch_dispatch__`` gets a counter of its own (the key that would
-    share it is excluded there), so later writes would go unseen. Modes on the stack do not see it.
+    For use outside ``__torch_dispatch__``; inside it, :func:`alias_below`.
     """
-    python, snapshot, in_place = _is_excluded(_PYTHON), _is_excluded(_SNAPSHOT), _is_excluded(_IN_PLACE)
+    python = _is_excluded(_PYTHON)
     _exclude(_PYTHON, True)
-    _exclude(_SNAPSHOT, True)
-    _exclude(_IN_PLACE, False)
     try:
         return tensor.detach()
     finally:
         _exclude(_PYTHON, python)
-        _exclude(_SNAPSHOT, snapshot)
+
+
+def alias_below(tensor: torch.Tensor) -> torch.Tensor:
+    """:func:`alias` for use inside ``__torch_dispatch__``.
+
+    There the key that makes a detached tensor share its version counter is excluded: a plain ``detach()``
+    would get a counter of its own, and later writes would go unseen.
+    """
+    in_place = _is_excluded(_IN_PLACE)
+    _exclude(_IN_PLACE, False)
+    try:
+        return alias(tensor)
+    finally:
         _exclude(_IN_PLACE, in_place)
 
 
 def counter(tensor: torch.Tensor) -> torch.Tensor:
     """The version counter of `tensor` without its bytes: an alias whose data was let go."""
-    python, snapshot, in_place = _is_excluded(_PYTHON), _is_excluded(_SNAPSHOT), _is_excluded(_IN_PLACE)
-    _exclude(_PYTHON, True)
-    _exclude(_SNAPSHOT, True)
+    in_place = _is_excluded(_IN_PLACE)
     _exclude(_IN_PLACE, False)
     try:
-        held = tensor.detach()
-        held.data = _empty(held)
+        held = alias(tensor)
+        with unseen():
+            held.data = torch.empty(0, device=held.device)
         return held
     finally:
-        _exclude(_PYTHON, python)
-        _exclude(_SNAPSHOT, snapshot)
         _exclude(_IN_PLACE, in_place)
 
 
 @contextmanager
 def unseen() -> Iterator[None]:
     """Operators of our own that no dispatch mode on the stack shall see."""
-    python, snapshot = _is_excluded(_PYTHON), _is_excluded(_SNAPSHOT)
+    python = _is_excluded(_PYTHON)
     _exclude(_PYTHON, True)
-    _exclude(_SNAPSHOT, True)
     try:
         yield
     finally:
         _exclude(_PYTHON, python)
-        _exclude(_SNAPSHOT, snapshot)
-
-
-def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of no bytes on the device of `tensor`; ``.data =`` accepts any dtype of the same layout."""
-    device = tensor.device
-    if device not in _EMPTY:
-        _EMPTY[device] = torch.empty(0, device=device)
-    return _EMPTY[device]
 
 
 def storage_uses(storage: torch.UntypedStorage) -> int:

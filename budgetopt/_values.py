@@ -22,26 +22,25 @@ if TYPE_CHECKING:
     from budgetopt._handles import Half
 
 
-class Geometry:
-    """How a tensor looks at its storage."""
+Geometry = tuple[Any, Any, Any, torch.dtype, int]
+"""How a tensor looks at its storage: shape, stride, offset, dtype, and bits (1: negative, 2: conjugate)."""
 
-    __slots__ = ("conj", "dtype", "neg", "offset", "shape", "stride")
+_NEGATIVE, _CONJUGATE = 1, 2
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape = tensor.shape
-        self.stride = tensor.stride()
-        self.offset = tensor.storage_offset()
-        self.dtype = tensor.dtype
-        self.neg = tensor.is_neg()
-        self.conj = self.dtype.is_complex and tensor.is_conj()
 
-    def look(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """A tensor of this geometry over `storage`."""
-        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
-        tensor.set_(storage, self.offset, self.shape, self.stride)
-        if self.conj:
-            tensor = tensor.conj()
-        return _torch.neg_view(tensor) if self.neg else tensor
+def geometry(tensor: torch.Tensor) -> Geometry:
+    """The geometry of `tensor`."""
+    bits = tensor.is_neg() | tensor.is_conj() << 1
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, bits
+
+
+def look(seen: Geometry, storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor of the geometry `seen` over `storage`."""
+    shape, stride, offset, dtype, bits = seen
+    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
+    if bits & _CONJUGATE:
+        tensor = tensor.conj()
+    return _torch.neg_view(tensor) if bits & _NEGATIVE else tensor
 
 
 class Value:
@@ -59,22 +58,21 @@ class Value:
         "choice",
         "counter",
         "digest",
+        "guard",
         "half",
         "hold",
         "made",
         "op",
-        "origin",
         "pending",
         "slot",
         "version",
         "weak",
     )
 
-    def __init__(self, op: Operator | None, slot: int, choice: int, origin: Any) -> None:
+    def __init__(self, op: Operator | None, slot: int, choice: int) -> None:
         self.op = op
         self.slot = slot
         self.choice = choice
-        self.origin = origin
         self.hold: torch.UntypedStorage | None = None
         self.counter: torch.Tensor | None = None
         self.version = 0
@@ -83,6 +81,7 @@ class Value:
         self.pending = 0
         self.half: weakref.ref[Half] | None = None
         self.digest: int | None = None
+        self.guard: Guard | None = None
 
     def keep(self, alias: torch.Tensor) -> None:
         """Hold its bytes by an alias that shares the version counter; its operator is needed no more."""
@@ -102,17 +101,41 @@ class Value:
     def check(self) -> None:
         """Raise if kept bytes were written to since they were recorded."""
         if self.counter is not None and self.counter._version != self.version:
-            raise modified(self.counter, self.version)
+            raise modified(self.counter.shape, self.counter._version, self.version)
 
 
-class Reference:
-    """A tensor argument of a recorded operator."""
+class Guard:
+    """Whether a dropped value's storage was written to since it was saved: plain autograd raises then.
 
-    __slots__ = ("geometry", "value")
+    Writes inside the region are seen by the recorder; a storage that outlives the region's forward gets
+    its version counter watched from there on; one that does not can't be written any more.
+    """
 
-    def __init__(self, value: Value, geometry: Geometry) -> None:
-        self.value = value
-        self.geometry = geometry
+    __slots__ = ("counter", "tensor", "version", "written")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        base = tensor._base if tensor._is_view() else tensor
+        self.tensor = weakref.ref(base if base is not None else tensor)
+        self.counter: torch.Tensor | None = None
+        self.version = 0
+        self.written = False
+
+    def watch(self) -> None:
+        """The region's forward ended and the storage is still there."""
+        tensor = self.tensor()
+        if tensor is not None and not self.written:
+            self.counter = _torch.counter(tensor)
+            self.version = self.counter._version
+
+    def check(self, seen: Geometry) -> None:
+        """Raise as plain autograd does, if it was written to."""
+        if self.written or (self.counter is not None and self.counter._version != self.version):
+            now = self.version + 1 if self.counter is None else self.counter._version
+            raise modified(seen[0], now, self.version)
+
+
+Reference = tuple[Value, Geometry]
+"""A tensor argument of a recorded operator."""
 
 
 class Scratch:
@@ -129,15 +152,15 @@ class Operator:
 
     __slots__ = ("args", "dtype", "grad", "index", "info", "kwargs", "outs", "reads", "rng")
 
-    def __init__(self, info: Info, index: int) -> None:
+    def __init__(self, info: Info, index: int, grad: bool, dtype: torch.dtype) -> None:
         self.info = info
         self.index = index
-        self.args: tuple[Any, ...] = ()
+        self.args: list[Any] = []
         self.kwargs: dict[str, Any] = {}
         self.reads: list[Value] = []
         self.outs: list[weakref.ref[Value] | None] = []
-        self.grad = torch.is_grad_enabled()
-        self.dtype = torch.get_default_dtype()
+        self.grad = grad
+        self.dtype = dtype
         self.rng: tuple[torch.device, torch.Tensor] | None = None
 
 
@@ -178,9 +201,9 @@ class Call:
         self.failures: set[tuple[int, int]] = set()
 
 
-def modified(tensor: torch.Tensor, expected: int, geometry: Geometry | None = None) -> RuntimeError:
-    shape = tuple(tensor.shape if geometry is None else geometry.shape)
+def modified(shape: Any, version: int, expected: int) -> RuntimeError:
+    """The error that plain autograd raises."""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"a tensor of shape {list(shape)} is at version {tensor._version}; expected version {expected} instead."
+        f"a tensor of shape {list(shape)} is at version {version}; expected version {expected} instead."
     )
