@@ -9,16 +9,20 @@ import torch
 
 from budgetopt import _codec, _torch
 from budgetopt._replay import replay
-from budgetopt._values import Call, Guard, Value, geometry, look, modified
+from budgetopt._values import Call, Geometry, Saved, Value, look, modified
 
 
-class Half:
+class Half(Saved):
     """A value stored in fp16: decoded once, and again after autograd let the copy go."""
 
     __slots__ = ("__weakref__", "decoded", "pending", "stored", "weak")
 
     def __init__(self, stored: _codec.Stored) -> None:
         self.stored = stored
+        self.tensor = None
+        self.counter = None
+        self.version = 0
+        self.written = False
         self.decoded: torch.UntypedStorage | None = None
         self.weak: weakref.ref[torch.UntypedStorage] | None = None
         self.pending = 0
@@ -83,13 +87,12 @@ class Outer:
 class _Waiting:
     """The part that handles of dropped and of fp16 values share: the version check, and being waited for."""
 
-    __slots__ = ("call", "done", "geometry", "guard", "source")
+    __slots__ = ("call", "done", "geometry", "source")
 
-    def __init__(self, source: Any, tensor: torch.Tensor, call: Call, guard: Guard) -> None:
+    def __init__(self, source: Any, seen: Geometry, call: Call) -> None:
         self.source = source
-        self.geometry = geometry(tensor)
+        self.geometry = seen
         self.call = call
-        self.guard = guard
         self.done = False
         source.pending += 1
 
@@ -103,7 +106,7 @@ class Handle(_Waiting):
         """The tensor, made again unless it is still there."""
         value: Value = self.source
         with self.call.lock:
-            self.guard.check(self.geometry)
+            self.source.check_saved(self.geometry)
             storage = value.available()
             if storage is None:
                 storage = replay(value, self.call)
@@ -136,7 +139,7 @@ class HalfHandle(_Waiting):
     def unpack(self) -> torch.Tensor:
         """The tensor, decoded."""
         with self.call.lock:
-            self.guard.check(self.geometry)
+            self.source.check_saved(self.geometry)
             if not self.done:
                 self.done = True
                 self.source.pending -= 1

@@ -174,13 +174,12 @@ def to_plan(
         for number, _ in enumerate(profile.regions)
         if any(problem.values[v].region == number and solution.choices[v] != Choice.KEEP for v in saved)
     ]
-    plain = keep_all(profile)
     return Plan(
         budget_bytes=budget,
         headroom_bytes=headroom,
         predicted=Prediction(
             peak_bytes=solution.peak,
-            plain_peak_bytes=plain.peak,
+            plain_peak_bytes=profile.peak_bytes,
             resident_bytes=profile.fixed.total,
             overhead=solution.cost_ns / profile.step_ns if profile.step_ns else 0.0,
             extra_ns=solution.cost_ns,

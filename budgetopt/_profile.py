@@ -18,6 +18,7 @@ from budgetopt import _apply, _codec, _device, _fingerprint
 from budgetopt._errors import ProfileError
 from budgetopt._fixed import Resident, optimizer_bytes
 from budgetopt._operators import Info
+from budgetopt._problem import keep_all
 from budgetopt._regions import Survey, find_regions, module_hooks, survey
 from budgetopt._schema import LayerRecord, OperatorRecord, Profile, RegionRecord
 from budgetopt._script import Script
@@ -121,7 +122,8 @@ def profile(
         paths = find_regions(model, found)
         memory = _run(model, how, resident, paths, states, metered=True)
         clock = _run(model, how, resident, paths, states, metered=False)
-        return _assemble(model, how, resident, reserve, found, memory, clock)
+        done = _assemble(model, how, resident, reserve, found, memory, clock)
+        return done.model_copy(update={"peak_bytes": keep_all(done).peak})
 
 
 @contextmanager

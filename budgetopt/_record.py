@@ -17,7 +17,7 @@ from budgetopt import _codec, _device, _torch
 from budgetopt._handles import Foreign, Half, HalfHandle, Handle, Kept, Outer
 from budgetopt._operators import INFOS, PLAIN, Info, describe, is_leaf_cast, is_plain, tensors, written_tensors
 from budgetopt._script import Observer, Policy, Step
-from budgetopt._values import Call, Counters, Guard, Operator, Scratch, Value, geometry
+from budgetopt._values import Call, Counters, Operator, Scratch, Value, geometry
 from budgetopt.solvers.problem import Choice
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -48,24 +48,24 @@ class _Known(dict[int, Value]):
 
     An entry goes with its storage: addresses are used again, and a value that nothing needs must not
     keep what its operator read.
+
+    Attributes:
+        forget: callback for weak references to storages. watched: those references, with the entry's number.
     """
 
-    __slots__ = ("__weakref__", "watched")
+    __slots__ = ("__weakref__", "forget", "watched")
 
     def __init__(self) -> None:
         super().__init__()
-        self.watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-
-    def watch(self, storage: torch.UntypedStorage, number: int) -> None:
-        """Forget the entry when `storage` dies. No link leads back from the callback."""
+        self.watched: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         myself = weakref.ref(self)
-        self.watched[number] = weakref.ref(storage, lambda _: _forget(myself, number))
 
+        def forget(reference: Any) -> None:
+            known = myself()  # a strong link back would close a circle
+            if known is not None:
+                known.pop(known.watched.pop(id(reference))[1], None)
 
-def _forget(known: weakref.ref[_Known], number: int) -> None:
-    alive = known()
-    if alive is not None:
-        alive.pop(number, None)
+        self.forget = forget
 
 
 @_torch.bare
@@ -127,7 +127,12 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             return info.call(*args, **kwargs) if kwargs else info.call(*args)
         out = info.call(*args, **kwargs) if kwargs else info.call(*args)
         try:
-            self._finish(info, op, step, args, kwargs, out)
+            if type(out) is _Tensor and op is not None and not info.written:
+                self._file(info, op, step, out)
+            else:
+                self._finish(info, op, step, args, kwargs, out)
+            if self.observer is not None:
+                self.observer.recorded(_why_not(info) if op is None else "", op is not None and op.rng is not None)
         except Exception:
             self.broken = self.off = True
         return out
@@ -227,8 +232,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         for tensor in written_tensors(info, args, kwargs):
             old = self.known.get(id(tensor.untyped_storage())) if type(tensor) in PLAIN else None
             inside = inside and old is not None
-            if old is not None and old.guard is not None:
-                old.guard.written = True
+            if old is not None:
+                old.written = True
+                half = old.half() if old.half is not None else None
+                if half is not None:
+                    half.written = True
             if old is not None and old.hold is not None:
                 with _torch.unseen():
                     old.hold, old.counter = _torch.copy_storage(old.hold), None
@@ -244,15 +252,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         else:
             for tensor in written:
                 self._file(info, op, step, tensor, new=False)
-            if type(out) is _Tensor:
-                self._file(info, op, step, out, new=True)
-            else:
-                for tensor in tensors(out):
-                    self._file(info, op, step, tensor, new=True)
-        if self.observer is not None:
-            self.observer.recorded(_why_not(info) if op is None else "", op is not None and op.rng is not None)
+            for tensor in tensors(out):
+                self._file(info, op, step, tensor)
 
-    def _file(self, info: Info, op: Operator, step: Step | None, tensor: torch.Tensor, *, new: bool) -> None:
+    def _file(self, info: Info, op: Operator, step: Step | None, tensor: torch.Tensor, *, new: bool = True) -> None:
         """File one result under its storage. Flat: this is the hot path."""
         storage = tensor.untyped_storage()
         number = id(storage)
@@ -260,7 +263,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             if number in self.known or (number in self.outside and self.outside[number]() is not None):
                 op.outs.append(None)  # it returned one of its arguments, or a view of one
                 return
-            self.known.watch(storage, number)
+            reference = weakref.ref(storage, self.known.forget)
+            self.known.watched[id(reference)] = reference, number
         slot = len(op.outs)
         if step is not None:
             value = Value(op, slot, step.choices.get(slot, _RECOMPUTE))
@@ -277,8 +281,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         """The region's forward is over: from here on, writes are seen by version counters alone."""
         self.settle()
         for value in self.known.values():
-            if value.guard is not None:
-                value.guard.watch()
+            half = value.half() if value.half is not None else None
+            (value if half is None else half).watch()
         self.known.clear()
         self.outside.clear()
 
@@ -304,15 +308,18 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         value = self.known.get(id(storage))
         if value is None:
             return self._keep(tensor, None)
-        if value.guard is None:
-            value.guard = Guard(tensor)
         if value.choice == _RECOMPUTE and value.op is not None:
-            packed: Any = Handle(value, tensor, self.call, value.guard)
+            dtype = tensor.dtype
+            bits = tensor.is_neg() | (dtype.is_complex and tensor.is_conj()) << 1
+            seen = (tensor.shape, tensor.stride(), tensor.storage_offset(), dtype, bits)
+            packed: Any = Handle(value, seen, self.call)
+            if value.tensor is None:
+                value.saved_as(tensor)
             if self.call.verify and value.digest is None:
                 with _torch.unseen():
                     value.digest = _device.checksum(storage)
         elif value.choice == _FP16 and tensor.dtype in _codec.WIDE:
-            packed = HalfHandle(self._half(value, tensor, storage), tensor, self.call, value.guard)
+            packed = HalfHandle(self._half(value, tensor, storage), geometry(tensor), self.call)
         else:
             packed = self._keep(tensor, value)
         if self.observer is not None:
@@ -324,6 +331,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         if half is None:
             with _torch.unseen():
                 half = Half(_codec.store(storage, tensor.dtype))
+            half.saved_as(tensor)
             value.half = weakref.ref(half)
         return half
 

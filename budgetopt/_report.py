@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from budgetopt._schema import Plan, Profile
 from budgetopt._units import show_bytes, show_ns
+
+if TYPE_CHECKING:
+    from budgetopt._schema import Plan, Profile
 
 WIDTH = 120
 

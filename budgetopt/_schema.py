@@ -152,7 +152,10 @@ class LayerRecord(Strict):
 
 
 class Profile(Saved):
-    """One measured training step; see the design's data section for each part."""
+    """One measured training step.
+
+    `peak_bytes` is the plain step's peak, resident bytes included, as the referee predicts it.
+    """
 
     version: Literal[1] = 1
     environment: Environment
@@ -166,15 +169,9 @@ class Profile(Saved):
     events: tuple[tuple[int, int], ...]
     layers: tuple[LayerRecord, ...] = ()
     step_ns: int
+    peak_bytes: int = 0
     loss_guessed: bool = False
     not_replayable: dict[str, str] = {}
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak of the plain step, resident included, by the referee."""
-        from budgetopt._problem import keep_all
-
-        return keep_all(self).peak
 
     def __str__(self) -> str:
         from budgetopt._report import profile_table

@@ -43,7 +43,40 @@ def look(seen: Geometry, storage: torch.UntypedStorage) -> torch.Tensor:
     return _torch.neg_view(tensor) if bits & _NEGATIVE else tensor
 
 
-class Value:
+class Saved:
+    """What was dropped, and whether its storage was written to since: plain autograd raises then.
+
+    Writes inside the region are seen by the recorder; a storage that outlives the region's forward gets
+    its version counter watched from there on; one that does not can't be written any more.
+    """
+
+    __slots__ = ("counter", "tensor", "version", "written")
+
+    counter: torch.Tensor | None
+    tensor: weakref.ref[torch.Tensor] | None
+    version: int
+    written: bool
+
+    def saved_as(self, tensor: torch.Tensor) -> None:
+        """Autograd saved `tensor`; remember who knows the version counter (a view's base does)."""
+        base = tensor._base
+        self.tensor = weakref.ref(tensor if base is None else base)
+
+    def watch(self) -> None:
+        """The region's forward ended and the storage is still there."""
+        tensor = self.tensor() if self.tensor is not None else None
+        if tensor is not None and not self.written:
+            self.counter = _torch.counter(tensor)
+            self.version = self.counter._version
+
+    def check_saved(self, seen: Geometry) -> None:
+        """Raise as plain autograd does, if it was written to."""
+        if self.written or (self.counter is not None and self.counter._version != self.version):
+            now = self.version + 1 if self.counter is None else self.counter._version
+            raise modified(seen[0], now, self.version)
+
+
+class Value(Saved):
     """One version of one storage, as a region's record knows it.
 
     Attributes:
@@ -56,16 +89,13 @@ class Value:
     __slots__ = (
         "__weakref__",
         "choice",
-        "counter",
         "digest",
-        "guard",
         "half",
         "hold",
         "made",
         "op",
         "pending",
         "slot",
-        "version",
         "weak",
     )
 
@@ -74,14 +104,15 @@ class Value:
         self.slot = slot
         self.choice = choice
         self.hold: torch.UntypedStorage | None = None
-        self.counter: torch.Tensor | None = None
+        self.tensor = None
+        self.counter = None
         self.version = 0
+        self.written = False
         self.made: torch.UntypedStorage | None = None
         self.weak: weakref.ref[torch.UntypedStorage] | None = None
         self.pending = 0
         self.half: weakref.ref[Half] | None = None
         self.digest: int | None = None
-        self.guard: Guard | None = None
 
     def keep(self, alias: torch.Tensor) -> None:
         """Hold its bytes by an alias that shares the version counter; its operator is needed no more."""
@@ -102,36 +133,6 @@ class Value:
         """Raise if kept bytes were written to since they were recorded."""
         if self.counter is not None and self.counter._version != self.version:
             raise modified(self.counter.shape, self.counter._version, self.version)
-
-
-class Guard:
-    """Whether a dropped value's storage was written to since it was saved: plain autograd raises then.
-
-    Writes inside the region are seen by the recorder; a storage that outlives the region's forward gets
-    its version counter watched from there on; one that does not can't be written any more.
-    """
-
-    __slots__ = ("counter", "tensor", "version", "written")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        base = tensor._base if tensor._is_view() else tensor
-        self.tensor = weakref.ref(base if base is not None else tensor)
-        self.counter: torch.Tensor | None = None
-        self.version = 0
-        self.written = False
-
-    def watch(self) -> None:
-        """The region's forward ended and the storage is still there."""
-        tensor = self.tensor()
-        if tensor is not None and not self.written:
-            self.counter = _torch.counter(tensor)
-            self.version = self.counter._version
-
-    def check(self, seen: Geometry) -> None:
-        """Raise as plain autograd does, if it was written to."""
-        if self.written or (self.counter is not None and self.counter._version != self.version):
-            now = self.version + 1 if self.counter is None else self.counter._version
-            raise modified(seen[0], now, self.version)
 
 
 Reference = tuple[Value, Geometry]
