@@ -206,14 +206,15 @@ def install(model: torch.nn.Module, plan: Any, regions: Iterable[Region]) -> Ins
 
 def uninstall(model: torch.nn.Module) -> bool:
     """Undo :func:`install` exactly; whether there was anything to undo."""
-    found = _MODELS.pop(model, None)
+    found = _MODELS.pop(model, None) is not None
     for module in model.modules():
         forward = module.__dict__.get("forward")
         if isinstance(forward, PlannedForward):
+            found = True
             del module.__dict__["forward"]
             if forward._before is not None:
                 module.__dict__["forward"] = forward._before
-    return found is not None
+    return found
 
 
 def regions_of(plan: Plan) -> list[Region]:

@@ -57,6 +57,8 @@ def device_of(model: torch.nn.Module) -> torch.device:
     if device.type == "meta":
         raise ProfileError("the model is on the meta device: it has no data to run; use model.to_empty(device=...)")
     _device.backend(device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise ProfileError("a CUDA graph is being captured: budgetopt can't measure inside one, fit before the capture")
     return device
 
 

@@ -26,8 +26,6 @@ from budgetopt.solvers.problem import (
 )
 
 CHOICES = ("keep", "recompute", "fp16")
-REPLAY_NS = 12_000
-"""Python's own cost of running one operator again, on top of the operator."""
 
 
 def to_problem(
@@ -75,7 +73,7 @@ def to_problem(
         resident=profile.fixed.total,
         storages=profile.storages,
         values=values,
-        operators=tuple(_operator(o, "recompute" in allowed) for o in profile.operators),
+        operators=tuple(_operator(o, profile.replay_ns, "recompute" in allowed) for o in profile.operators),
         handles=profile.handles,
         regions=_regions(profile),
         events=tuple(Event(Kind(kind), index) for kind, index in profile.events),
@@ -112,10 +110,10 @@ def _crossing(profile: Profile) -> set[int]:
     }
 
 
-def _operator(o: OperatorRecord, recompute: bool) -> Operator:
+def _operator(o: OperatorRecord, replay_ns: int, recompute: bool) -> Operator:
     return Operator(
         region=o.region,
-        time_ns=o.time_ns + REPLAY_NS,
+        time_ns=o.time_ns + replay_ns,
         births=o.births,
         workspace=o.workspace,
         reads=o.reads,

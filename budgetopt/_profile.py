@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from budgetopt import _apply, _codec, _device, _fingerprint
+from budgetopt._calibrate import own_costs
 from budgetopt._errors import ProfileError
 from budgetopt._fixed import Resident, optimizer_bytes
 from budgetopt._operators import Info
@@ -28,9 +29,8 @@ from budgetopt._step import Step
 from budgetopt._tape import Tape
 from budgetopt.solvers.problem import Choice
 
-RECORD_NS = 8_000
 CALL_NS = 12_000
-"""What recording costs, per operator and per call of a region; the benchmark in examples/ measures it."""
+"""Entering and leaving a recorded region, per call."""
 
 _CODEC_SAMPLE = 1 << 20
 
@@ -163,15 +163,16 @@ def _helpful(model: torch.nn.Module, sample: Any, step: Any) -> Iterator[None]:
 def _run(
     model: torch.nn.Module, how: Step, resident: Resident, paths: list[str], states: Any, *, metered: bool
 ) -> _Pass:
-    """One step under the drop-all policy; a second try keeps what turned out not to be replayable."""
+    """One step under the drop-all policy; further tries keep what turned out not to be replayable."""
     scripts: dict[tuple[str, int], Script] = {}
-    while True:
+    for last in (False, False, True):
         restore_random(states)
         fresh_gradients(model, resident.gradient > 0)
-        attempt = _attempt(model, how, resident, paths, scripts, metered=metered)
+        attempt = _attempt(model, how, resident, paths, scripts, metered=metered, last=last)
         if isinstance(attempt, _Pass):
             return attempt
         scripts = attempt
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _attempt(
@@ -182,6 +183,7 @@ def _attempt(
     scripts: dict[tuple[str, int], Script],
     *,
     metered: bool,
+    last: bool,
 ) -> _Pass | dict[tuple[str, int], Script]:
     device = resident.device
     kind = _device.backend(device)
@@ -199,11 +201,10 @@ def _attempt(
                 tape.close()
             del out, loss
         except RuntimeError as error:
-            blocked = _blocked_scripts(tape, calls)
-            if "modified by an inplace operation" not in str(error) or blocked == scripts.keys():
+            if last or "modified by an inplace operation" not in str(error):
                 raise
             tape.closed = True
-            return blocked
+            return _blocked_scripts(tape, calls)
         finally:
             tape.closed = True
             _apply.uninstall(model)
@@ -265,12 +266,13 @@ def _assemble(
     assert memory.peak is not None
     operators = memory.tape.operators(memory.peak.spans)
     operators = _with_times(operators, clock.tape.operators({}))
+    costs = own_costs()
     records = []
     seen: dict[str, int] = {}
     for path, numbered in zip(memory.calls.paths, memory.calls.numbered, strict=True):
         call = seen.get(path, 0)
         seen[path] = call + 1
-        record_ns = CALL_NS + RECORD_NS * len(numbered)
+        record_ns = CALL_NS + costs.record_ns * len(numbered)
         records.append(RegionRecord(path=path, call=call, operators=tuple(numbered), record_ns=record_ns))
     blocked = {f"{o.module}: {o.name}": o.blocked for o in operators if o.blocked and not o.backward}
     done = Profile(
@@ -284,6 +286,7 @@ def _assemble(
         handles=tuple(memory.tape.handles),
         events=tuple(memory.tape.events),
         layers=tuple(_layers(model, found, operators)),
+        replay_ns=costs.replay_ns,
         step_ns=sum(o.time_ns for o in operators),
         loss_guessed=how.guessed,
         not_replayable=blocked,

@@ -233,10 +233,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             old = self.known.get(id(tensor.untyped_storage())) if type(tensor) in PLAIN else None
             inside = inside and old is not None
             if old is not None:
-                old.written = True
                 half = old.half() if old.half is not None else None
-                if half is not None:
-                    half.written = True
+                (old if half is None else half).written_to(tensor)
             if old is not None and old.hold is not None:
                 with _torch.unseen():
                     old.hold, old.counter = _torch.copy_storage(old.hold), None

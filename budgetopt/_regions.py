@@ -100,6 +100,7 @@ def find_regions(model: torch.nn.Module, found: Survey) -> list[str]:
     units = _split(model, found) or [model]
     if model not in units:
         units += _between(model, set(units), found)
+    units = [module for module in units if not _scripted(module)]
     order = {module: i for i, module in enumerate(names)}
     return [names[module] for module in sorted(units, key=order.__getitem__)]
 
@@ -144,6 +145,11 @@ def _called_children(module: torch.nn.Module, found: Survey) -> Iterator[torch.n
 
 def _holds_enough(module: torch.nn.Module, found: Survey) -> bool:
     return found.bytes(module) >= LEAST_SHARE * found.total
+
+
+def _scripted(module: torch.nn.Module) -> bool:
+    """TorchScript computes other bits under a dispatch mode or hooks, so nothing around it is planned."""
+    return any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
 
 
 def _repeats(module: torch.nn.Module, parent: torch.nn.Module, found: Survey) -> bool:

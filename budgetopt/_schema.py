@@ -154,7 +154,8 @@ class LayerRecord(Strict):
 class Profile(Saved):
     """One measured training step.
 
-    `peak_bytes` is the plain step's peak, resident bytes included, as the referee predicts it.
+    `replay_ns` is what running one operator again costs beside the operator itself. `peak_bytes` is the
+    plain step's peak, resident bytes included, as the referee predicts it.
     """
 
     version: Literal[1] = 1
@@ -169,6 +170,7 @@ class Profile(Saved):
     events: tuple[tuple[int, int], ...]
     layers: tuple[LayerRecord, ...] = ()
     step_ns: int
+    replay_ns: int
     peak_bytes: int = 0
     loss_guessed: bool = False
     not_replayable: dict[str, str] = {}

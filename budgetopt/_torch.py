@@ -21,6 +21,7 @@ __all__ = [
     "alias",
     "alias_below",
     "bare",
+    "calm",
     "copy_storage",
     "counter",
     "functorch_active",
@@ -42,6 +43,7 @@ _NEEDED = (
     "_dispatch_tls_is_dispatch_key_excluded",
     "_dispatch_tls_set_dispatch_key_excluded",
     "_len_torch_dispatch_stack",
+    "_len_torch_function_stack",
     "_storage_Use_Count",
     "_vmapmode_decrement_nesting",
     "_vmapmode_increment_nesting",
@@ -163,6 +165,11 @@ def neg_view(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(tensor)
 
 
+def calm() -> bool:
+    """Whether nothing is on that would see or change what we run: no dispatch or function mode, no functorch."""
+    return not (_C._len_torch_dispatch_stack() or _C._len_torch_function_stack() or functorch_active())
+
+
 @contextmanager
 def _no_vmap_mode() -> Iterator[None]:
     """Batched gradients run unpack inside vmap's mode, where random operators refuse to run."""
@@ -186,13 +193,14 @@ def replay_environment() -> Iterator[None]:
     No graph is built, autocast, dispatch and function modes and functorch are off. Grad mode and
     default dtype are set per operator by the caller, since kernels read them.
     """
-    with ExitStack() as stack:
-        if functorch_active():
-            stack.enter_context(temporarily_clear_interpreter_stack())
-        stack.enter_context(_no_vmap_mode())
-        if _C._len_torch_dispatch_stack() > 0:
-            stack.enter_context(_disable_current_modes())
-        stack.enter_context(_C.DisableTorchFunction())
-        stack.enter_context(_C._DisableAutocast())
-        stack.enter_context(_C._AutoDispatchBelowAutograd())
-        yield
+    with _no_vmap_mode(), _C._DisableAutocast(), _C._AutoDispatchBelowAutograd():
+        if calm():
+            yield
+            return
+        with ExitStack() as stack:
+            if functorch_active():
+                stack.enter_context(temporarily_clear_interpreter_stack())
+            if _C._len_torch_dispatch_stack() > 0:
+                stack.enter_context(_disable_current_modes())
+            stack.enter_context(_C.DisableTorchFunction())
+            yield

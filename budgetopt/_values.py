@@ -62,6 +62,16 @@ class Saved:
         base = tensor._base
         self.tensor = weakref.ref(tensor if base is None else base)
 
+    def written_to(self, tensor: torch.Tensor) -> None:
+        """The region writes to `tensor`, of the same storage.
+
+        That is an error only where the version counter is the same too: pieces of an ``unsafe_split`` share
+        a storage, but a write to one is none to the others.
+        """
+        base = tensor._base
+        if self.tensor is not None and self.tensor() is (tensor if base is None else base):
+            self.written = True
+
     def watch(self) -> None:
         """The region's forward ended and the storage is still there."""
         tensor = self.tensor() if self.tensor is not None else None

@@ -1,0 +1,20 @@
+"""The examples run, at sizes for CI; what they print is looked at, never how fast it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TINY = "--layers 3 --width 64 --vocabulary 128 --batch 4 --length 32 --rounds 2 --warm-up 1 --shares 0.7"
+
+
+def test_step_time() -> None:
+    command = [sys.executable, str(EXAMPLES / "step_time.py"), *TINY.split(), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    text = json.dumps(found)
+    assert "budgetopt 70%" in text and "checkpointed" in text and "plain again" in text
