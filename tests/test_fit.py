@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import budgetopt
-from budgetopt import _fit
+from budgetopt import _fit, _verify
 from tests.models import Built, conv_stack, dropout_stack, fresh_batch, gpt2_small, mlp_stack, resnet_small
 from tests.oracle import assert_same, plain_and_planned, run_steps
 from tests.outside_meter import peak_bytes, resident_bytes
@@ -201,7 +201,7 @@ def test_too_small_a_budget_says_what_would_do() -> None:
 
 def test_over_the_budget_in_reality_is_an_error_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     model, sample = mlp_stack()
-    real = _fit.run_once
+    real = _verify.run_once
 
     def larger(*arguments: Any) -> Any:
         run = real(*arguments)
@@ -222,7 +222,8 @@ def test_a_step_and_a_loss_of_ones_own() -> None:
 
     def step(model: nn.Module, sample: Any) -> torch.Tensor:
         out = model(sample) if isinstance(sample, torch.Tensor) else model(*sample)
-        return (out.mean() - target).square().mean()
+        off: torch.Tensor = out.mean() - target
+        return off.square().mean()
 
     budgetopt.fit(planned, sample, budget, step=step, allow=EXACT, optimizer=None)
     for copy_ in (plain, planned):
