@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         ProfileError,
         SolverError,
     )
-    from budgetopt._fit import apply, fit, measure, plan_of, remove
+    from budgetopt._fit import fit
+    from budgetopt._live import apply, measure, plan_of, remove
     from budgetopt._profile import profile
     from budgetopt._schema import Measurement, Plan, Profile
     from budgetopt._solve import solve
@@ -30,10 +31,10 @@ _WHERE = {
     "fit": "_fit",
     "profile": "_profile",
     "solve": "_solve",
-    "apply": "_fit",
-    "remove": "_fit",
-    "plan_of": "_fit",
-    "measure": "_fit",
+    "apply": "_live",
+    "remove": "_live",
+    "plan_of": "_live",
+    "measure": "_live",
     "Plan": "_schema",
     "Profile": "_schema",
     "Measurement": "_schema",

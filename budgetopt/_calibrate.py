@@ -1,4 +1,4 @@
-"""What our own Python costs on this machine: recording one operator, and running one again."""
+"""What our own work costs on this machine: recording an operator, running one again, fp16 there and back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from budgetopt import _codec, _device
 from budgetopt._operators import Info
 from budgetopt._record import Recorder
 from budgetopt._script import Script
@@ -16,6 +17,7 @@ from budgetopt.solvers.problem import Choice
 
 _LENGTH: Final = 64
 _ROUNDS: Final = 7
+_CODEC_SAMPLE: Final = 1 << 20
 
 
 class Costs(NamedTuple):
@@ -70,3 +72,15 @@ def _best(call: Callable[[], object]) -> int:
         call()
         times.append(time.perf_counter_ns() - start)
     return min(times)
+
+
+def codec_clock(device: torch.device) -> Callable[[int], int]:
+    """Nanoseconds to store and load `nbytes` of fp32, by one measurement."""
+    storage = torch.zeros(_CODEC_SAMPLE // 4, device=device).untyped_storage()
+
+    def both() -> None:
+        _codec.load(_codec.store(storage, torch.float32))
+
+    both()
+    ns = min(_device.timed(device, both) for _ in range(5))
+    return lambda nbytes: max(1, ns * nbytes // _CODEC_SAMPLE)

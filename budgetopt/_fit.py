@@ -17,7 +17,7 @@ from budgetopt._fixed import Resident, device_of, optimizer_bytes
 from budgetopt._problem import CHOICES
 from budgetopt._profile import profile
 from budgetopt._report import fit_line
-from budgetopt._schema import Measurement, Plan, Profile, Verification
+from budgetopt._schema import Plan, Profile, Verification
 from budgetopt._solve import solve
 from budgetopt._state import random_states, restore_random, untouched
 from budgetopt._step import Step
@@ -273,74 +273,6 @@ def _reuse(job: _Job, saved: Plan, sample: Any, verify: bool) -> Plan | None:
         return saved
     verified = _verify(job, saved.profile, saved)
     return None if verified is None else saved.model_copy(update={"measured": verified})
-
-
-# -- the smaller public calls ------------------------------------------------------------------------
-
-
-def apply(model: Model, plan: Plan) -> Model:
-    """Install a plan on a model that it was made for, without running anything; returns the model.
-
-    Raises:
-        PlanMismatchError: the plan is for another module tree or other parameters.
-    """
-    now = _fingerprint.take(model, None)
-    _fingerprint.require_match(
-        plan.fingerprint, plan.profile.fingerprint, {**now, "sample": None}, parts=("modules", "parameters")
-    )
-    _put(model, plan)
-    return model
-
-
-def remove(model: Model) -> Model:
-    """Undo :func:`fit` or :func:`apply` exactly; returns the model.
-
-    Raises:
-        BudgetOptError: nothing is installed on it.
-    """
-    if not _apply.uninstall(model):
-        raise BudgetOptError("there is no plan on this model to remove: fit or apply one first")
-    return model
-
-
-def plan_of(model: torch.nn.Module) -> Plan | None:
-    """The plan that is in force on `model`, or None."""
-    found = _apply.installed(model)
-    return None if found is None else found.plan
-
-
-def measure(
-    model: torch.nn.Module,
-    sample: Any,
-    *,
-    step: Callable[[Any, Any], torch.Tensor] | None = None,
-    loss: Callable[[Any], torch.Tensor] | None = None,
-    optimizer: Any = None,
-    steps: int = 3,
-) -> Measurement:
-    """Run real steps of `model` as it is, planned or plain, and measure them; leaves no trace.
-
-    Returns:
-        peak of forward and backward (bytes, resident included, largest of the steps) and the median step time.
-
-    Raises:
-        ProfileError: the model can't be run or measured. ValueError: `steps` is less than 1.
-    """
-    if steps < 1:
-        raise ValueError(f"steps={steps}: at least one step has to be run")
-    how = Step(sample, loss, step)
-    with untouched(model):
-        resident = Resident(model, sample)
-        reserve = optimizer_bytes(model, optimizer)
-        runs = [run_once(model, how, resident, reserve) for _ in range(steps)]
-    times = sorted(run.ns for run in runs)
-    return Measurement(
-        peak_bytes=max(run.peak for run in runs),
-        resident_bytes=resident.fixed(reserve).total,
-        step_ns=times[len(times) // 2],
-        reserved_bytes=max(run.reserved for run in runs),
-        losses=tuple(run.loss for run in runs),
-    )
 
 
 # -- arguments ---------------------------------------------------------------------------------------

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from budgetopt import _apply, _codec, _device, _fingerprint
-from budgetopt._calibrate import own_costs
+from budgetopt import _apply, _device, _fingerprint
+from budgetopt._calibrate import codec_clock, own_costs
 from budgetopt._errors import ProfileError
 from budgetopt._fixed import Resident, optimizer_bytes
 from budgetopt._operators import Info
 from budgetopt._problem import keep_all
-from budgetopt._regions import Survey, find_regions, module_hooks, survey
-from budgetopt._schema import LayerRecord, OperatorRecord, Profile, RegionRecord
+from budgetopt._regions import Survey, find_regions, layers, module_hooks, survey
+from budgetopt._schema import OperatorRecord, Profile, RegionRecord
 from budgetopt._script import Script
 from budgetopt._script import Step as ScriptStep
 from budgetopt._state import fresh_gradients, random_states, restore_random, untouched
@@ -31,8 +31,6 @@ from budgetopt.solvers.problem import Choice
 
 CALL_NS = 12_000
 """Entering and leaving a recorded region, per call."""
-
-_CODEC_SAMPLE = 1 << 20
 
 
 class _DropAll:
@@ -282,10 +280,10 @@ def _assemble(
         regions=tuple(records),
         operators=tuple(operators),
         storages=tuple(memory.tape.sizes),
-        values=tuple(memory.tape.value_records(_codec_clock(resident.device))),
+        values=tuple(memory.tape.value_records(codec_clock(resident.device))),
         handles=tuple(memory.tape.handles),
         events=tuple(memory.tape.events),
-        layers=tuple(_layers(model, found, operators)),
+        layers=tuple(layers(model, found, operators)),
         replay_ns=costs.replay_ns,
         step_ns=sum(o.time_ns for o in operators),
         loss_guessed=how.guessed,
@@ -304,35 +302,3 @@ def _with_times(measured: list[OperatorRecord], timed: list[OperatorRecord]) -> 
             "depends on something that budgetopt can't hold still, so no plan would fit it"
         )
     return [o.model_copy(update={"time_ns": t.time_ns}) for o, t in zip(measured, timed, strict=True)]
-
-
-def _codec_clock(device: torch.device) -> Callable[[int], int]:
-    """Nanoseconds to store and load `nbytes` of fp32, by one measurement."""
-    storage = torch.zeros(_CODEC_SAMPLE // 4, device=device).untyped_storage()
-
-    def both() -> None:
-        _codec.load(_codec.store(storage, torch.float32))
-
-    both()
-    ns = min(_device.timed(device, both) for _ in range(5))
-    return lambda nbytes: max(1, ns * nbytes // _CODEC_SAMPLE)
-
-
-def _layers(model: torch.nn.Module, found: Survey, operators: list[OperatorRecord]) -> list[LayerRecord]:
-    times: dict[str, int] = {}
-    for operator in operators:
-        if not operator.backward:
-            parts = operator.module.split(".") if operator.module else []
-            for depth in range(len(parts) + 1):
-                path = ".".join(parts[:depth])
-                times[path] = times.get(path, 0) + operator.time_ns
-    return [
-        LayerRecord(
-            path=path,
-            kind=type(module).__name__,
-            activation_bytes=found.bytes(module),
-            forward_ns=times.get(path, 0),
-        )
-        for path, module in model.named_modules()
-        if module in found.saved
-    ]

@@ -15,6 +15,7 @@ import torch
 
 from budgetopt import _codec, _device, _torch
 from budgetopt._handles import Foreign, Half, HalfHandle, Handle, Kept, Outer
+from budgetopt._known import Known, Watched
 from budgetopt._operators import INFOS, PLAIN, Info, describe, is_leaf_cast, is_plain, tensors, written_tensors
 from budgetopt._script import Observer, Policy, Step
 from budgetopt._values import Call, Counters, Operator, Scratch, Value, geometry
@@ -24,48 +25,6 @@ _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _grad_enabled, _default_dtype = torch.is_grad_enabled, torch.get_default_dtype
 _RECOMPUTE, _FP16, _KEEP = int(Choice.RECOMPUTE), int(Choice.FP16), int(Choice.KEEP)
 SNAPSHOT_LIMIT = 1 << 16
-
-
-class _Watched:
-    """A handle that tells an observer of its life."""
-
-    __slots__ = ("inner", "number", "observer")
-
-    def __init__(self, inner: Any, observer: Observer, number: int) -> None:
-        self.inner, self.observer, self.number = inner, observer, number
-
-    def unpack(self) -> torch.Tensor:
-        tensor: torch.Tensor = self.inner.unpack()
-        self.observer.unpacked(self.number, tensor.untyped_storage())
-        return tensor
-
-    def __del__(self) -> None:
-        self.observer.died(self.number)
-
-
-class _Known(dict[int, Value]):
-    """The current value of every living storage that the region made, by the storage's identity.
-
-    An entry goes with its storage: addresses are used again, and a value that nothing needs must not
-    keep what its operator read.
-
-    Attributes:
-        forget: callback for weak references to storages. watched: those references, with the entry's number.
-    """
-
-    __slots__ = ("__weakref__", "forget", "watched")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watched: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
-        myself = weakref.ref(self)
-
-        def forget(reference: Any) -> None:
-            known = myself()  # a strong link back would close a circle
-            if known is not None:
-                known.pop(known.watched.pop(id(reference))[1], None)
-
-        self.forget = forget
 
 
 @_torch.bare
@@ -90,7 +49,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.policy = policy
         self.observer = observer
         self.call = Call(counters, verify=policy.verify)
-        self.known = _Known()
+        self.known = Known()
         self.outside: dict[int, weakref.ref[Value]] = {}
         self.outer = _torch.outer_hooks()
         self.broken = False
@@ -321,7 +280,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         else:
             packed = self._keep(tensor, value)
         if self.observer is not None:
-            packed = _Watched(packed, self.observer, self.observer.packed(storage))
+            packed = Watched(packed, self.observer, self.observer.packed(storage))
         return packed
 
     def _half(self, value: Value, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Half:

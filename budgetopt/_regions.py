@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules import module as hooks
 
 from budgetopt._operators import PLAIN, is_plain
+from budgetopt._schema import LayerRecord, OperatorRecord
 from budgetopt._step import Step
 
 LEAST_SHARE = 0.01
@@ -167,3 +168,24 @@ def storages_of(tensors: Any) -> dict[int, torch.UntypedStorage]:
     """Distinct storages of plain tensors, by identity."""
     found = (t.untyped_storage() for t in tensors if t is not None and is_plain(t))
     return {id(storage): storage for storage in found}
+
+
+def layers(model: torch.nn.Module, found: Survey, operators: list[OperatorRecord]) -> list[LayerRecord]:
+    """What people read of a profile: activation bytes and forward time per module, children included."""
+    times: dict[str, int] = {}
+    for operator in operators:
+        if not operator.backward:
+            parts = operator.module.split(".") if operator.module else []
+            for depth in range(len(parts) + 1):
+                path = ".".join(parts[:depth])
+                times[path] = times.get(path, 0) + operator.time_ns
+    return [
+        LayerRecord(
+            path=path,
+            kind=type(module).__name__,
+            activation_bytes=found.bytes(module),
+            forward_ns=times.get(path, 0),
+        )
+        for path, module in model.named_modules()
+        if module in found.saved
+    ]

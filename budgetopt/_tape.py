@@ -15,6 +15,7 @@ import torch
 
 from budgetopt import _device, _torch
 from budgetopt._codec import WIDE
+from budgetopt._draft import Draft, Storage, Watch
 from budgetopt._operators import PLAIN, Info, describe, is_plain, tensors, written_tensors
 from budgetopt._record import SNAPSHOT_LIMIT
 from budgetopt._schema import OperatorRecord, ValueRecord
@@ -22,55 +23,6 @@ from budgetopt.solvers.problem import OUTSIDE, Kind
 
 RNG_BYTES = {"cpu": 5056, "cuda": 16}
 """Bytes of one generator state."""
-
-
-class _Draft:
-    """An operator while it is being written down."""
-
-    __slots__ = ("backward", "births", "blocked", "module", "name", "number", "reads", "region", "rng", "snapshot",
-                 "slots", "time_ns", "watched")  # fmt: skip
-
-    def __init__(self, name: str, region: int, module: str, backward: bool) -> None:
-        self.name = name
-        self.region = region
-        self.module = module
-        self.backward = backward
-        self.time_ns = 0
-        self.births: list[int] = []
-        self.reads: list[int] = []
-        self.slots: list[tuple[int, int]] = []
-        self.blocked = ""
-        self.snapshot = False
-        self.rng = 0
-        self.number = OUTSIDE
-        self.watched: list[_Watch] = []
-
-
-class _Watch:
-    """An outside tensor that a region read, to see afterwards whether the step wrote to it."""
-
-    __slots__ = ("counter", "nbytes", "version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.counter = _torch.counter(tensor)
-        self.version = tensor._version
-        self.nbytes = tensor.untyped_storage().nbytes()
-
-    def moved(self) -> bool:
-        """Whether it was written to since."""
-        return self.counter._version != self.version
-
-
-class _Storage:
-    """A storage that the step made."""
-
-    __slots__ = ("alive", "aliases", "reference", "value")
-
-    def __init__(self) -> None:
-        self.alive = True
-        self.value = OUTSIDE
-        self.aliases: list[weakref.ref[torch.Tensor]] = []
-        self.reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
 @_torch.bare
@@ -95,7 +47,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.resident = resident
         self.mark = mark
         self.sizes: list[int] = []
-        self.drafts: list[_Draft] = []
+        self.drafts: list[Draft] = []
         self.values: list[dict[str, Any]] = []
         self.handles: list[int] = []
         self.events: list[tuple[int, int]] = []
@@ -105,10 +57,10 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.backward = False
         self.closed = False
         self._index: dict[int, int] = {}
-        self._storages: list[_Storage] = []
+        self._storages: list[Storage] = []
         self._held: set[int] = set()
         self._ours: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._watches: dict[tuple[int, int], _Watch] = {}
+        self._watches: dict[tuple[int, int], Watch] = {}
 
     # -- operators -------------------------------------------------------------------------------
 
@@ -119,7 +71,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         if self.closed:
             return info.call(*args, **kwargs)
         self._poll()
-        draft = _Draft(info.name, self.region, self.module, self.backward)
+        draft = Draft(info.name, self.region, self.module, self.backward)
         self._note_arguments(draft, info, args, kwargs)
         name = f"@{len(self.drafts)}"
         if self.mark is None:
@@ -140,7 +92,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.drafts.append(draft)
         return out
 
-    def _note_arguments(self, draft: _Draft, info: Info, args: Any, kwargs: Any) -> None:
+    def _note_arguments(self, draft: Draft, info: Info, args: Any, kwargs: Any) -> None:
         statistics = {id(args[i]) for i in info.statistics() if args[i] is not None} if info.scratch(args) else ()
         for tensor in tensors([args, kwargs]):
             if type(tensor) not in PLAIN or not is_plain(tensor) or id(tensor) in statistics:
@@ -152,7 +104,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
             if self.region != OUTSIDE and not info.skip:
                 self._note_read(draft, tensor, index)
 
-    def _note_read(self, draft: _Draft, tensor: torch.Tensor, index: int) -> None:
+    def _note_read(self, draft: Draft, tensor: torch.Tensor, index: int) -> None:
         value = self._storages[index].value if index != OUTSIDE else OUTSIDE
         if index != OUTSIDE and value == OUTSIDE:
             value = self._new_value(index, OUTSIDE, OUTSIDE, tensor.dtype)
@@ -161,10 +113,10 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         if value == OUTSIDE or self.values[value]["region"] != self.region:
             key = (id(tensor.untyped_storage()), tensor._version)
             if key not in self._watches:
-                self._watches[key] = _Watch(tensor)
+                self._watches[key] = Watch(tensor)
             draft.watched.append(self._watches[key])
 
-    def _note_results(self, draft: _Draft, info: Info, args: Any, kwargs: Any, out: Any) -> None:
+    def _note_results(self, draft: Draft, info: Info, args: Any, kwargs: Any, out: Any) -> None:
         written = written_tensors(info, args, kwargs) if info.written else []
         for slot, tensor in enumerate([*written, *tensors(out)]):
             if type(tensor) not in PLAIN or not is_plain(tensor):
@@ -206,10 +158,10 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         ours = self._ours.get(id(storage))
         return id(storage) in self.resident or (ours is not None and ours() is storage)
 
-    def _born(self, storage: torch.UntypedStorage, draft: _Draft) -> int:
+    def _born(self, storage: torch.UntypedStorage, draft: Draft) -> int:
         index = len(self.sizes)
         self.sizes.append(_device.rounded(storage.device, storage.nbytes()))
-        entry = _Storage()
+        entry = Storage()
         entry.reference = weakref.ref(storage, lambda _: self._died(index))
         self._storages.append(entry)
         self._index[id(storage)] = index
@@ -304,7 +256,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         """The operators, with their workspace from the meter's spans (bytes above the level at the start)."""
         return [self._operator(i, draft, spans.get(f"@{i}", 0)) for i, draft in enumerate(self.drafts)]
 
-    def _operator(self, index: int, draft: _Draft, span: int) -> OperatorRecord:
+    def _operator(self, index: int, draft: Draft, span: int) -> OperatorRecord:
         blocked = draft.blocked
         moved = [watch for watch in draft.watched if watch.moved()]
         if not blocked and moved:
