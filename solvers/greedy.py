@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from .answer import answer
 from .memory import Simulation, minimum, simulate
-from .problem import Choice, Kind, Problem, Solution
-from .timeline import Timeline, timeline, useful
+from .problem import Choice, Problem, Solution
+from .timeline import Timeline, first_unpacks, timeline, useful
 
 _WORK = 1_000_000  # events simulated by one descent or one polish, at most: about a second each
 
@@ -131,7 +131,7 @@ def _returned(choices: Sequence[Choice], moves: Sequence[Move]) -> list[Choice]:
 def _releases(problem: Problem, found: Simulation) -> list[Move]:
     """Changes that free bytes at the peak: something is stored there, and not asked for yet."""
     line, at = timeline(problem), found.peak_event
-    unpacked = _first_unpacks(line)
+    unpacked = first_unpacks(problem)[0]
     recorded = _recorded(problem, line, found.choices)
     read = {u for i, times in enumerate(found.replays) if times for u in line.inner[i]}
     moves = []
@@ -166,14 +166,6 @@ def _returns(problem: Problem, found: Simulation) -> list[Move]:
             moves.append(Move(v, Choice.FP16, value.half_bytes, spent - value.codec_ns))
     # Time per byte, so the order that _sorted gives is turned around by swapping the two.
     return [Move(m.value, m.choice, m.time_ns, m.size) for m in moves]
-
-
-def _first_unpacks(line: Timeline) -> list[int]:
-    first = [len(line.deltas)] * len(line.saved)
-    for at, kind, v in line.handle_events:
-        if kind == Kind.UNPACK:
-            first[v] = min(first[v], at)
-    return first
 
 
 def _recorded(problem: Problem, line: Timeline, choices: Sequence[Choice]) -> set[int]:

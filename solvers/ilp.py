@@ -1,9 +1,11 @@
 """The whole model as one integer program, solved through PuLP and corrected by the referee.
 
-A program's stages are linear, the step is not: who makes what when depends on the choice. So each round
-shifts every stage by what the referee saw there for the best choice known, which makes the program exact
-at that choice; it begins at the greedy answer. At most three rounds, then a repair or a polish by the
-referee. The answer is never worse than the greedy one.
+The program begins with stages that count no more than the referee does (:mod:`budgetopt.solvers.stages`).
+Where the referee finds an answer over the budget, the program gets exact rows for what happens there
+(:mod:`budgetopt.solvers.moments`), and is solved again. So every program allows whatever the referee
+allows, the largest bound of any round holds for the step itself, and an answer that fits is as good as
+its program says. What does not fit is repaired and polished by the referee, and so is the greedy answer,
+which the result is never worse than.
 """
 
 from __future__ import annotations
@@ -13,25 +15,28 @@ from time import monotonic
 
 from .answer import answer, infeasible
 from .backends import order, run
+from .backward import Backward
 from .errors import SolverError
 from .greedy import descend, polish, search
 from .memory import Simulation, simulate
+from .moments import active, cut
 from .problem import Choice, Problem, Solution
 from .program import Program
-from .stages import Stages, relaxed_stages, stages
+from .stages import Stages, stages
+from .timeline import timeline
 
-_ROUNDS = 3
+_ROUNDS = 12
 _BUILD_S = 150e-6  # seconds per event that building a program takes; one that cannot be solved is not begun
-_UNUSED = 0.005  # share of the budget that is not worth another round
+_LOOSE = 3  # an answer that is likely to be over the budget need not be better than this many gaps
+_CBC_SHARE = 0.2  # of the time limit, for one solve: CBC finds early what it cannot prove late
 
 
 def ilp(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
     """The cheapest choice that the program finds within the budget, never worse than the greedy one.
 
-    ``time_limit`` is seconds for everything; ``gap`` the relative distance from the program's optimum at
-    which an engine may stop. ``bound_ns`` is the smallest bound proven in any round, a statement about
-    those programs. An answer below it (the programs forbade what the referee allows) gets the bound of the
-    relaxed program instead, which holds for the step itself.
+    ``time_limit`` is seconds for everything; ``gap`` the relative distance from the best choice at which it
+    is good enough. ``bound_ns`` is the largest bound proven in any round; it holds for every choice that the
+    referee accepts, because no program forbids one of the cheapest of those.
 
     Raises:
         InfeasibleError: neither the program nor the heuristics found a choice that the referee accepts.
@@ -43,7 +48,7 @@ def ilp(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: 
     if kept.peak <= problem.budget and kept.cost_ns == 0:
         return answer(problem, kept, "ilp", "optimal")
     heuristic = search(problem, monotonic() + time_limit / 3)
-    rounds = _Rounds(problem, backend, gap, deadline, heuristic)
+    rounds = _Rounds(problem, backend, time_limit, gap, deadline, heuristic)
     rounds.solve()
     if rounds.best.peak > problem.budget:
         raise infeasible(problem, rounds.best)
@@ -51,29 +56,29 @@ def ilp(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: 
 
 
 def _judged(problem: Problem, rounds: _Rounds, heuristic: Simulation) -> Solution:
-    if rounds.failure and not rounds.engine:
-        return answer(problem, heuristic, f"greedy ({rounds.failure})")
-    found = polish(problem, rounds.best, rounds.deadline)
-    bound_ns = min(rounds.bounds, default=0)
-    if bound_ns > found.cost_ns:
-        bound_ns = rounds.relaxed_bound()
     if not rounds.engine:
-        return answer(problem, found, "greedy (no time for a program)")
+        return answer(problem, heuristic, f"greedy ({rounds.failure or 'no time for a program'})")
     note = "; greedy answer was cheapest" if rounds.best is heuristic else ""
-    solution = answer(problem, found, f"ilp, {rounds.engine}{note}", "feasible", bound_ns)
+    solution = answer(problem, rounds.best, f"ilp, {rounds.engine}{note}", "feasible", rounds.bound_ns)
     return replace(solution, status="optimal") if solution.gap <= rounds.gap else solution
 
 
 @dataclass
 class _Rounds:
-    """Solve, let the referee look, shift the stages by what it saw, solve again."""
+    """Solve, let the referee look, add exact rows where it was over the budget, solve again.
+
+    Attributes:
+        cuts: events that have exact rows. bound_ns: the largest proven bound.
+    """
 
     problem: Problem
     backend: str
+    time_limit: float
     gap: float
     deadline: float
     best: Simulation
-    bounds: list[int] = field(default_factory=list)
+    cuts: set[int] = field(default_factory=set)
+    bound_ns: int = 0
     engine: str = ""
     failure: str = ""
 
@@ -81,46 +86,57 @@ class _Rounds:
         if self.deadline - monotonic() < _BUILD_S * len(self.problem.events):
             return
         rows = stages(self.problem)
-        seen = self.best
-        for number in range(_ROUNDS):
+        loose = _LOOSE
+        for _ in range(_ROUNDS):
             if monotonic() > self.deadline - 0.1:
                 break
-            shifts = _shifts(rows, seen) if number or self._fits(seen) else [0] * len(rows.rows)
-            found = self._round(rows, shifts)
-            if found is None and number == 0 and not self._fits(seen):
-                continue  # at the edge of what is possible: once more, exact where the heuristics came closest
-            if found is None or not self._again(seen, found):
+            found = self._round(rows, loose * self.gap)
+            if found is None or self._done():
                 break
-            seen = found
+            if self._fits(found):
+                if loose == 1:
+                    break
+            elif not self._cut(found):
+                break
+            loose = 1
 
-    def relaxed_bound(self) -> int:
-        """A bound that holds for the step: no choice that the referee accepts costs less. 0 if time is out."""
-        left = self.deadline - monotonic()
-        if left < 0.2 + _BUILD_S * len(self.problem.events):
-            return 0
-        rows = relaxed_stages(self.problem)
-        program = Program(self.problem, rows, [0] * len(rows.rows))
-        try:
-            return program.cost_ns(run(program.pulp, self.backend, left, self.gap).bound)
-        except SolverError:
-            return 0
-
-    def _round(self, rows: Stages, shifts: list[int]) -> Simulation | None:
-        program = Program(self.problem, rows, shifts)
+    def _round(self, rows: Stages, gap: float) -> Simulation | None:
+        program = self._program(rows)
         left = max(0.1, 0.6 * (self.deadline - monotonic()))  # the rest is for the rounds after, and the polish
+        if order(self.backend)[0] == "cbc":
+            left = min(left, _CBC_SHARE * self.time_limit)
         try:
-            outcome = run(program.pulp, self.backend, left, self.gap)
+            outcome = run(program.close(), self.backend, left, gap)
         except SolverError as error:
             self.failure = str(error)
             return None
         self.engine = outcome.engine
-        if outcome.found or outcome.bound > 0:
-            self.bounds.append(program.cost_ns(outcome.bound))
+        self.bound_ns = max(self.bound_ns, program.cost_ns(outcome.bound))
         if not outcome.found:
             return None
         found = simulate(self.problem, program.choices(outcome))
-        self._improve(descend(self.problem, found, self.deadline))
+        repaired = descend(self.problem, found, self.deadline)
+        self._improve(polish(self.problem, repaired, self.deadline))
         return found
+
+    def _program(self, rows: Stages) -> Program:
+        program = Program(self.problem, rows)
+        views: dict[int, Backward] = {}
+        for event in sorted(self.cuts):
+            here = active(self.problem, event)
+            for g in here:
+                views.setdefault(g, Backward(program, g, max(self.cuts)))
+            cut(program, event, [views[g] for g in here])
+        return program
+
+    def _cut(self, found: Simulation) -> bool:
+        """Choose the events for more exact rows: the highest of each window that is over the budget."""
+        before = len(self.cuts)
+        for window in timeline(self.problem).windows:
+            event = max(range(window.start, window.stop), key=lambda at: (found.peaks[at], -at))
+            if found.peaks[event] > self.problem.budget and active(self.problem, event):
+                self.cuts.add(event)
+        return len(self.cuts) > before
 
     def _improve(self, found: Simulation) -> None:
         if self._fits(found) and (not self._fits(self.best) or _rank(found) < _rank(self.best)):
@@ -129,18 +145,9 @@ class _Rounds:
     def _fits(self, found: Simulation) -> bool:
         return found.peak <= self.problem.budget
 
-    def _again(self, seen: Simulation, found: Simulation) -> bool:
-        """Over the budget, or well under it, or much has moved: the program was not exact where it went."""
-        slack = self.problem.budget - found.peak
-        moved = abs(seen.cost_ns - found.cost_ns) > self.gap * found.cost_ns
-        return slack < 0 or (found.cost_ns > 0 and (moved or slack > _UNUSED * self.problem.budget))
+    def _done(self) -> bool:
+        return self._fits(self.best) and self.best.cost_ns - self.bound_ns <= self.gap * self.best.cost_ns
 
 
 def _rank(found: Simulation) -> tuple[int, int]:
     return found.cost_ns, found.peak
-
-
-def _shifts(rows: Stages, found: Simulation) -> list[int]:
-    """Of each stage: what the referee saw there, less what the stage counts."""
-    levels = zip(rows.rows, rows.levels(found.choices), strict=True)
-    return [max(found.peaks[row.start : row.stop]) - level for row, level in levels]

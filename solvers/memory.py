@@ -17,8 +17,8 @@ Every solver's answer passes through :func:`simulate`. What is held, and until w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, islice
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import inf
 from operator import add
 from time import monotonic
@@ -31,6 +31,7 @@ from .timeline import Timeline, Window, timeline
 CODEC_WORKSPACE = 4 << 20
 """Most bytes that storing a value to fp16 needs on top of the value and its half copy."""
 
+_FEW_CHOICES = 1000  # so few are all tried
 _MINIMUM_EVENTS = 1_000_000  # events replayed by `minimum` at most: about a second
 
 
@@ -190,35 +191,49 @@ def _record_ns(problem: Problem, line: Timeline, chosen: Sequence[Choice]) -> in
     return sum(problem.regions[g].record_ns for g in recorded)
 
 
-def minimum(problem: Problem, tries: int = 100, deadline: float = inf) -> tuple[int, tuple[Choice, ...]]:
+def minimum(problem: Problem, tries: int = 300, deadline: float = inf) -> tuple[int, tuple[Choice, ...]]:
     """Smallest peak (bytes) that the referee finds, and a choice that reaches it.
 
-    Exact where a problem has no more than ``10 * tries`` choices: all are tried. Else an upper bound of the
-    true minimum, reached by a real choice: drop everything, store everything in fp16, then change one value
-    at a time, alike in all regions of its kind, beginning with the kind where the peak is.
+    Exact where a problem has no more than 1000 choices: all are tried. Else an upper bound of the true
+    minimum, reached by a real choice: drop everything, then change one value at a time, alike in all regions
+    of its kind, beginning with the kind where the peak is, until nothing helps. With fp16 the same from the
+    best exact choice and from storing everything in fp16, so that fp16 is never worse than exact choices.
 
     Args:
-        tries: simulations at most; fewer on long recordings. Counted, so that equal input has equal answers.
+        tries: simulations of one descent at most; fewer on long recordings. Counted, so that equal input has
+            equal answers.
         deadline: ``time.monotonic()`` after which the descent stops where it is.
     """
-    if count(problem) <= 10 * tries:
+    if count(problem) <= _FEW_CHOICES:
         best = min((simulate(problem, choices) for choices in every(problem)), key=_peak)
-    else:
-        best = _descent(problem, min(tries, max(8, _MINIMUM_EVENTS // (len(problem.events) + 1))), deadline)
+        return best.peak, best.choices
+    tries = min(tries, max(8, _MINIMUM_EVENTS // (len(problem.events) + 1)))
+    if all(not problem.values[v].half_bytes for v in decisions(problem)):
+        best = _descent(problem, [Choice.RECOMPUTE] * len(problem.values), tries, deadline)
+        return best.peak, best.choices
+    exact = replace(problem, values=tuple(replace(value, half_bytes=0) for value in problem.values))
+    halves = [Choice.FP16 if value.half_bytes else Choice.RECOMPUTE for value in problem.values]
+    starts = (minimum(exact, tries, deadline)[1], halves)
+    best = min((_descent(problem, start, tries // 2, deadline) for start in starts), key=_peak)
     return best.peak, best.choices
 
 
-def _descent(problem: Problem, tries: int, deadline: float) -> Simulation:
-    halves = [Choice.FP16 if value.half_bytes else Choice.RECOMPUTE for value in problem.values]
-    starts = ([Choice.RECOMPUTE] * len(problem.values), halves)
-    best = min((simulate(problem, start) for start in starts), key=_peak)
-    for values, choice in islice(_moves(problem, best), max(0, tries - len(starts))):
-        if monotonic() > deadline:
-            break
-        changed = list(best.choices)
-        for v in values:
-            changed[v] = choice
-        best = min(best, simulate(problem, changed), key=_peak)
+def _descent(problem: Problem, start: Sequence[Choice], tries: int, deadline: float) -> Simulation:
+    """Passes over all moves, until one changes nothing or the tries are used up."""
+    best, before = simulate(problem, start), None
+    left = tries - 1
+    while best is not before and left > 0:
+        before = best
+        for values, choice in _moves(problem, best):
+            if left <= 0 or monotonic() > deadline:
+                return best
+            if all(best.choices[v] == choice for v in values):
+                continue
+            changed = list(best.choices)
+            for v in values:
+                changed[v] = choice
+            left -= 1
+            best = min(best, simulate(problem, changed), key=_peak)
     return best
 
 

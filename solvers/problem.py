@@ -151,10 +151,8 @@ class Solution:
             it", which is free if none does.
         peak: bytes, resident included. peak_event: index into :attr:`Problem.events`.
         cost_ns: replays, codecs and recording.
-        bound_ns: proven lower bound of the *program's* cost (0: nothing proven). The program sees
-            memory through its stage rows, so the bound speaks of the program, not of the step. Where the
-            answer is cheaper than the program allows, the bound is that of a program relaxed until it
-            allows whatever the referee does.
+        bound_ns: proven lower bound of the cost of every choice whose peak, as the referee counts it, is
+            within the budget (0: nothing proven). Its proof is an engine's, within that engine's tolerances.
         status: ``"optimal"`` (within the gap), ``"feasible"`` (limit reached) or ``"heuristic"``.
         solver: name of the method and the engine, with a note where a fallback answered.
         window_peaks: highest bytes in each window (see :func:`budgetopt.solvers.memory.windows`).
@@ -171,7 +169,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """Proven relative distance from the program's optimum; 1.0 where nothing is proven."""
+        """Proven relative distance from the cheapest choice within the budget; 1.0 where nothing is proven."""
         if self.cost_ns == 0:
             return 0.0
         return max(0.0, (self.cost_ns - self.bound_ns) / self.cost_ns)

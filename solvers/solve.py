@@ -27,7 +27,7 @@ def solve(
     Args:
         solver: a key of :data:`SOLVERS`.
         backend: ``"cbc"``, ``"highs"`` or ``"auto"`` (HiGHS if installed), where a program is solved.
-        time_limit: seconds for the whole solve. gap: relative distance from the program's optimum.
+        time_limit: seconds for the whole solve. gap: relative distance from the best choice that is good enough.
 
     Raises:
         InfeasibleError: no choice was found that fits. SolverError: an unknown name, or a problem too large.

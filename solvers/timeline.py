@@ -266,3 +266,19 @@ def _backward_spans(problem: Problem) -> list[Window]:
             first.setdefault(region, at)
             last[region] = at
     return [Window(first[g], last[g] + 1, g, True) for g in first if g != OUTSIDE]
+
+
+def first_unpacks(problem: Problem) -> tuple[list[int], list[int]]:
+    """Of each value: the first unpack that asks for it, and the first whose replay may make or read it."""
+    line = timeline(problem)
+    asked = [len(line.deltas)] * len(line.saved)
+    for at, kind, v in line.handle_events:
+        if kind == Kind.UNPACK:
+            asked[v] = min(asked[v], at)
+    first = list(asked)
+    for i in line.makers:
+        writes = [w for w in problem.operators[i].writes if w not in line.kept]
+        at = min((first[w] for w in writes), default=len(line.deltas))
+        for v in (*writes, *line.inner[i]):
+            first[v] = min(first[v], at)
+    return asked, first

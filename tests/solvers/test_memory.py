@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from budgetopt.solvers.memory import simulate
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from budgetopt.solvers.choices import count
+from budgetopt.solvers.memory import minimum, simulate
 from budgetopt.solvers.problem import OUTSIDE, Choice, Kind
 
-from .steps import Step, chain
+from .steps import Step, chain, network
 
 K, R, H = Choice.KEEP, Choice.RECOMPUTE, Choice.FP16
 
@@ -77,3 +83,13 @@ def test_a_made_value_without_handles_goes_after_its_last_reader() -> None:
     assert held.cost_ns == 3
     # a kept and b kept: nobody would ever read a, so it is not held.
     assert simulate(problem, [K, K, K]).peaks == (1, 1, 101, 111, 11, 11, 11, 11, 11, 11, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_minimum_with_fp16_is_never_above_the_exact_one(seed: int) -> None:
+    problem = network(Random(seed), 3, 20).problem()
+    assert count(problem) > 1000  # not all are tried
+    exact = replace(problem, values=tuple(replace(value, half_bytes=0) for value in problem.values))
+    peak, choices = minimum(problem)
+    assert peak <= minimum(exact)[0]
+    assert simulate(problem, choices).peak == peak

@@ -27,10 +27,7 @@ from budgetopt.solvers import (
     simulate,
     solve,
 )
-from budgetopt.solvers.backends import run
 from budgetopt.solvers.choices import count
-from budgetopt.solvers.program import Program
-from budgetopt.solvers.stages import relaxed_stages, stages
 
 from .steps import Step, chain, network, transformer
 
@@ -173,15 +170,14 @@ def test_any_small_problem(random: Random, percent: int, backend: str) -> None:
     ilp = solve(problem, "ilp", backend, gap=0.001)
     for solution in (best, greedy, ilp):
         _check(problem, solution)
-    assert best.cost_ns <= ilp.cost_ns <= greedy.cost_ns
-    assert ilp.cost_ns <= 2 * best.cost_ns + 9
+    assert ilp.bound_ns <= best.cost_ns <= ilp.cost_ns <= greedy.cost_ns
     with pytest.raises(InfeasibleError) as error:
         solve(step.problem(low - 1), "ilp", backend)
     assert error.value.minimum == low
 
 
-def test_small_problems_are_mostly_solved_to_the_optimum() -> None:
-    costs = []
+def test_small_problems_are_mostly_solved_and_proven_to_the_optimum() -> None:
+    costs, proven = [], []
     for seed in range(30):
         step = _small(Random(seed))
         if step is None:
@@ -189,35 +185,12 @@ def test_small_problems_are_mostly_solved_to_the_optimum() -> None:
         low, high = minimum(step.problem())[0], _keep_all(step.problem())
         for percent in (0, 30, 60):
             problem = step.problem(low + (high - low) * percent // 100)
-            costs.append((solve(problem, "ilp").cost_ns, solve(problem, "exhaustive").cost_ns))
-    assert sum(ours == best for ours, best in costs) >= 0.95 * len(costs)
-    assert sum(ours for ours, _ in costs) <= 1.02 * sum(best for _, best in costs)
-
-
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.randoms(use_true_random=False), st.integers(0, 90))
-def test_relaxed_stages_never_forbid_what_the_referee_allows(random: Random, percent: int) -> None:
-    problem = network(random, random.randint(1, 3), random.randint(2, 6)).problem()
-    rows = relaxed_stages(problem)
-    for _ in range(5):
-        seen = simulate(problem, [random.choice([K, R, H]) for _ in problem.values])
-        for row, level in zip(rows.rows, rows.levels(seen.choices), strict=True):
-            assert level <= max(seen.peaks[row.start : row.stop])
-    if count(problem) <= 500:
-        low, high = minimum(problem)[0], _keep_all(problem)
-        tight = replace(problem, budget=low + (high - low) * percent // 100)
-        program = Program(tight, rows, [0] * len(rows.rows))
-        outcome = run(program.pulp, "auto", 5, 0.0)
-        assert program.cost_ns(outcome.bound) <= solve(tight, "exhaustive").cost_ns
-
-
-def test_stages_are_exact_for_a_chain_that_is_kept_or_dropped_whole() -> None:
-    problem = chain(layers=5, size=10).problem()
-    rows = stages(problem)
-    for choices in ([K] * 6, [K, R, R, R, R, R]):
-        seen = simulate(problem, choices)
-        levels = rows.levels(seen.choices)
-        assert max(levels) == seen.peak
+            ours = solve(problem, "ilp", gap=0.001)
+            costs.append((ours.cost_ns, solve(problem, "exhaustive").cost_ns))
+            proven.append(ours.status == "optimal")
+    assert sum(cost == best for cost, best in costs) >= 0.98 * len(costs)
+    assert sum(proven) >= 0.95 * len(proven)
+    assert sum(cost for cost, _ in costs) <= 1.01 * sum(best for _, best in costs)
 
 
 def test_equal_problems_get_equal_answers_in_every_process() -> None:
@@ -248,7 +221,7 @@ def test_equal_layers_are_no_trap(backend: str) -> None:
         solution = solve(problem, "ilp", backend, time_limit=8)
         _check(problem, solution)
         assert solution.cost_ns <= solve(problem, "greedy").cost_ns
-        assert solution.gap <= 0.05
+        assert solution.gap <= 0.03
 
 
 @pytest.mark.parametrize("solver", ["ilp", "greedy"])
