@@ -7,6 +7,8 @@ table that does not keep the model alive.
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import warnings
 import weakref
@@ -54,29 +56,40 @@ class Region:
         self.observer: Observer | None = None
         self.policy: Callable[[Script | None], Policy] = PlanPolicy
         self.next_call = 0
+        self.gone: set[int] = set()
         self.warned = False
         self.watched: list[tuple[int, Call]] = []
 
     def recorder(self) -> Recorder | None:
         """A recorder for the coming call, or None where its plan keeps everything."""
-        call = self.next_call % len(self.scripts)
+        number = self.next_call
+        call = number % len(self.scripts)
         self.next_call += 1
         if not self.drops[call]:
             return None
         policy: Policy = self.policy(self.scripts[call])
         policy.verify = self.verify
         recorder = Recorder(policy, self.counters, self.observer)
+        if len(self.scripts) > 1:
+            recorder.call.abandoned = functools.partial(self._abandoned, number)
         if self.verify:
             self.watched.append((call, recorder.call))
         return recorder
 
-    def ended(self, recorder: Recorder) -> None:
+    def _abandoned(self, number: int) -> None:
+        """A call went without a backward pass, as after an error: its number is given again."""
+        self.gone.add(number)
+        while self.next_call - 1 in self.gone:
+            self.next_call -= 1
+            self.gone.remove(self.next_call)
+
+    def ended(self, recorder: Recorder, *, whole: bool) -> None:
         """Settle and count a call that is over."""
         recorder.ended()
         self.counters.calls += 1
         self.counters.broken += recorder.broken
         planned = recorder.script
-        if planned is not None and not (recorder.matched and recorder.position == len(planned.names)):
+        if whole and planned is not None and not (recorder.matched and recorder.position == len(planned.names)):
             self.counters.differing += 1
             _warn_once(self)
 
@@ -138,31 +151,61 @@ class PlannedForward:
         observer = recorder.observer
         if observer is not None:
             observer.entered()
+        whole = False
         try:
             with torch.autograd.graph.saved_tensors_hooks(_bound_pack(recorder), unpack), recorder:
-                return forward(*args, **kwargs)
+                out = forward(*args, **kwargs)
+            whole = True
+            return out
         finally:
-            self.region.ended(recorder)
+            self.region.ended(recorder, whole=whole)
             if observer is not None:
                 observer.left()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
         module = self._module()
-        return _rebuild(memo.get(id(module), module), self.region)
+        return _rebuild(memo.get(id(module), module), self.region, copy.deepcopy(self._before, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._module(), self.region)
+        return _rebuild, (self._module(), self.region, self._before)
 
 
-def _rebuild(module: Any, region: Region) -> PlannedForward:
-    copy = PlannedForward.__new__(PlannedForward)
-    copy._module = weakref.ref(module)
-    copy._before = None
-    copy.region = Region(region.path, region.scripts, drops=region.drops)
-    copy.__signature__ = inspect.signature(type(module).forward.__get__(module))
-    copy.__name__ = "forward"
-    copy.__doc__ = type(module).forward.__doc__
-    return copy
+def _rebuild(module: Any, region: Region, before: Callable[..., Any] | None = None) -> PlannedForward:
+    forward = type(module).forward.__get__(module) if before is None else before
+    rebuilt = PlannedForward.__new__(PlannedForward)
+    rebuilt._module = weakref.ref(module)
+    rebuilt._before = before
+    rebuilt.region = Region(region.path, region.scripts, drops=region.drops)
+    rebuilt.__signature__ = inspect.signature(forward)
+    rebuilt.__name__ = "forward"
+    rebuilt.__doc__ = forward.__doc__
+    return rebuilt
+
+
+class Replicate:
+    """The ``_replicate_for_data_parallel`` of a planned module: replicas run planned, on their own weights."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __call__(self) -> Any:
+        """A replica of the module whose forward is bound to the replica."""
+        module: Any = self._module()
+        replica = type(module)._replicate_for_data_parallel(module)
+        planned = module.__dict__["forward"]
+        replica.__dict__.pop(REPLICATE, None)
+        replica.__dict__["forward"] = _rebuild(replica, planned.region, planned._before)
+        return replica
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replicate:
+        module: Any = self._module()
+        return Replicate(memo.get(id(module), module))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Replicate, (self._module(),)
+
+
+REPLICATE = "_replicate_for_data_parallel"
 
 
 def _bound_pack(recorder: Recorder) -> Callable[[torch.Tensor], Any]:
@@ -200,6 +243,7 @@ def install(model: torch.nn.Module, plan: Any, regions: Iterable[Region]) -> Ins
     for path, region in found.regions.items():
         module = modules[path]
         module.__dict__["forward"] = PlannedForward(module, region)
+        module.__dict__[REPLICATE] = Replicate(module)
     _MODELS[model] = found
     return found
 
@@ -212,6 +256,7 @@ def uninstall(model: torch.nn.Module) -> bool:
         if isinstance(forward, PlannedForward):
             found = True
             del module.__dict__["forward"]
+            module.__dict__.pop(REPLICATE, None)
             if forward._before is not None:
                 module.__dict__["forward"] = forward._before
     return found

@@ -114,7 +114,7 @@ def fit(
     saved = _saved_plan(job, path, sample)
     before = _apply.installed(model)
     try:
-        with untouched(model):
+        with untouched(model, sample):
             made = _reuse(job, saved, sample, verify) if saved is not None else None
             reused = made is not None
             if made is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -10,7 +10,9 @@ import torch
 from budgetopt import _device
 from budgetopt._errors import ProfileError
 from budgetopt._operators import is_plain
+from budgetopt._sample import tensors_in
 from budgetopt._schema import Fixed
+from budgetopt._state import leaves
 
 _COPIES: Final = {
     "adamw": 2,
@@ -25,20 +27,6 @@ _COPIES: Final = {
     "lion": 1,
 }
 """Copies of every trainable parameter that the optimizer's state holds."""
-
-
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """Tensors in a sample: nested mappings, sequences and objects with attributes are looked through."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from tensors_in(item)
-    elif isinstance(tree, (list, tuple, set)):
-        for item in tree:
-            yield from tensors_in(item)
-    elif hasattr(tree, "__dict__") and not isinstance(tree, (type, torch.nn.Module)):
-        yield from tensors_in(vars(tree))
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -67,12 +55,13 @@ class Resident:
 
     def __init__(self, model: torch.nn.Module, sample: Any) -> None:
         self.device = device_of(model)
+        self.leaves = leaves(model, sample)
         self.identities: set[int] = set()
         self._keep: list[torch.UntypedStorage] = []
         parameters = list(model.parameters())
         self.parameter = self._add(parameters)
         self.buffer = self._add(list(model.buffers()))
-        self.gradient = self._add([p.grad for p in parameters if p.grad is not None])
+        self.gradient = self._add([leaf.grad for leaf in self.leaves if leaf.grad is not None])
         self.sample = self._add(list(tensors_in(sample)))
 
     def _add(self, found: Sequence[torch.Tensor]) -> int:

@@ -106,6 +106,7 @@ class Handle(_Waiting):
         """The tensor, made again unless it is still there."""
         value: Value = self.source
         with self.call.lock:
+            self.call.used = True
             self.source.check_saved(self.geometry)
             storage = value.available()
             if storage is None:
@@ -138,6 +139,7 @@ class HalfHandle(_Waiting):
     def unpack(self) -> torch.Tensor:
         """The tensor, decoded."""
         with self.call.lock:
+            self.call.used = True
             self.source.check_saved(self.geometry)
             if not self.done:
                 self.done = True

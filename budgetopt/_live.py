@@ -69,7 +69,7 @@ def measure(
     if steps < 1:
         raise ValueError(f"steps={steps}: at least one step has to be run")
     how = Step(sample, loss, step)
-    with untouched(model):
+    with untouched(model, sample):
         resident = Resident(model, sample)
         reserve = optimizer_bytes(model, optimizer)
         runs = [run_once(model, how, resident, reserve) for _ in range(steps)]

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import torch
 
+from budgetopt import _torch
+
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 """Only these very types are recorded: the type of a subclass must survive, so it is left alone."""
 
@@ -17,6 +19,7 @@ UNNUMBERED: Final = frozenset({_aten.detach.default, _aten.lift_fresh.default, _
 _CAST: Final = _aten._to_copy.default
 _BATCH_NORMS: Final = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 _BATCH_NORMS_CUDA: Final = ("cudnn_batch_norm", "miopen_batch_norm")
+_UNSEEN: Final = ("set_", "resize", "record_stream", "_local_scalar_dense", "rrelu_with_noise", "_efficientzerotensor")
 _FIRST_STATISTIC: Final = 3
 _SECOND_STATISTIC: Final = 4
 _TRAINING: Final = 5
@@ -34,6 +37,7 @@ class Info:
         written: positions and names of the arguments it writes.
         batch_norm: it updates running statistics that its schema does not declare.
         cast: a dtype cast; one of a leaf that requires grad lives in autocast's cache.
+        pieces: it cuts a storage into tensors that do not share a version counter.
         empty: it returns bytes that nothing wrote.
     """
 
@@ -46,6 +50,7 @@ class Info:
         "generator",
         "name",
         "opaque",
+        "pieces",
         "random",
         "skip",
         "written",
@@ -58,6 +63,7 @@ class Info:
         self.skip = func in UNNUMBERED
         self.cast = func is _CAST
         self.opaque = ""
+        self.pieces = False
         self.random = self.generator = self.batch_norm = self.empty = False
         self.written: tuple[tuple[int, str], ...] = ()
         self.arguments: tuple[str, ...] = ()
@@ -75,6 +81,7 @@ class Info:
         base = schema.name.rpartition("::")[2]
         self.batch_norm = base in _BATCH_NORMS or base in _BATCH_NORMS_CUDA
         self.empty = func.namespace == "aten" and base.startswith(("empty", "new_empty"))
+        self.pieces = func.namespace == "aten" and base.startswith("unsafe_")
         self.opaque = _why_opaque(func, base, bool(self.written))
 
     def scratch(self, args: tuple[Any, ...]) -> bool:
@@ -92,7 +99,7 @@ def _why_opaque(func: Any, base: str, writes: bool) -> str:
         return "communication between processes"
     if func.namespace not in ("aten", "prims") and writes:
         return "a custom operator that writes to its arguments"
-    if base.startswith(("set_", "resize", "record_stream", "_local_scalar_dense", "rrelu_with_noise")):
+    if base.startswith(_UNSEEN):
         return "it changes or reads what the dispatcher does not see"
     return ""
 
@@ -113,7 +120,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in PLAIN
         and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_quantized or tensor.is_inference())
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_inference() or _torch.is_zero(tensor))
         and tensor.device.type != "meta"
     )
 

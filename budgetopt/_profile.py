@@ -111,7 +111,7 @@ def profile(
         ProfileError: the model or its device can't be measured, or nothing is there to differentiate.
     """
     how = Step(sample, loss, step)
-    with _without_plan(model), untouched(model):
+    with _without_plan(model), untouched(model, sample):
         resident = Resident(model, sample)
         reserve = optimizer_bytes(model, optimizer)
         states = random_states()
@@ -165,7 +165,7 @@ def _run(
     scripts: dict[tuple[str, int], Script] = {}
     for last in (False, False, True):
         restore_random(states)
-        fresh_gradients(model, resident.gradient > 0)
+        fresh_gradients(resident.leaves, resident.gradient > 0)
         attempt = _attempt(model, how, resident, paths, scripts, metered=metered, last=last)
         if isinstance(attempt, _Pass):
             return attempt

@@ -51,6 +51,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.call = Call(counters, verify=policy.verify)
         self.known = Known()
         self.outside: dict[int, weakref.ref[Value]] = {}
+        self.copied: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.outer = _torch.outer_hooks()
         self.broken = False
         self.off = False
@@ -177,6 +178,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         elif self.snapshot and storage.nbytes() <= SNAPSHOT_LIMIT:
             with _torch.unseen():
                 value.hold = _torch.copy_storage(storage)
+            self._watch_copied(storage)
         else:
             # Holding the tensor itself could close a circle through its grad_fn.
             value.hold, value.counter = storage, _torch.alias_below(tensor)
@@ -184,6 +186,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
                 self.observer.holding(storage, value.counter)
         self.outside[id(storage)] = weakref.ref(value)
         return value
+
+    def _watch_copied(self, storage: torch.UntypedStorage) -> None:
+        """Forget a copied storage when it dies: only its copy is held, so its identity may be used again."""
+        outside, number = self.outside, id(storage)
+        self.copied[number] = weakref.ref(storage, lambda _: outside.pop(number, None))
 
     def _prepare_write(self, info: Info, args: Any, kwargs: Any) -> bool:
         """Whether all that is written was made here. A kept version lives on as a copy for its readers."""
@@ -193,7 +200,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             inside = inside and old is not None
             if old is not None:
                 half = old.half() if old.half is not None else None
-                (old if half is None else half).written_to(tensor)
+                (old if half is None else half).written_to(tensor, old.pieces)
             if old is not None and old.hold is not None:
                 with _torch.unseen():
                     old.hold, old.counter = _torch.copy_storage(old.hold), None
@@ -219,6 +226,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         if new:
             if number in self.known or (number in self.outside and self.outside[number]() is not None):
                 op.outs.append(None)  # it returned one of its arguments, or a view of one
+                if info.pieces and number in self.known:
+                    self.known[number].pieces = True
                 return
             reference = weakref.ref(storage, self.known.forget)
             self.known.watched[id(reference)] = reference, number
@@ -227,6 +236,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             value = Value(op, slot, step.choices.get(slot, _RECOMPUTE))
         else:
             value = Value(op, slot, self.policy.unplanned(info, tensor))
+        if not new and number in self.known:
+            value.pieces = self.known[number].pieces
         self.known[number] = value
         op.outs.append(weakref.ref(value))
         if step is not None and slot in step.hold:
@@ -292,10 +303,18 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             value.half = weakref.ref(half)
         return half
 
+    def _foreign_alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A subclass detaches itself, so that its type survives; that is none of the region's operators."""
+        self.off = True
+        try:
+            return tensor.detach()
+        finally:
+            self.off = self.broken
+
     def _keep(self, tensor: torch.Tensor, value: Value | None) -> Any:
         if tensor.is_inference():
             return Foreign(tensor)
-        alias = _torch.alias(tensor)
+        alias = _torch.alias(tensor) if type(tensor) in PLAIN else self._foreign_alias(tensor)
         if value is not None and value.hold is None:
             value.keep(alias)
         if self.observer is not None and value is not None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as hooks
 
+from budgetopt import _torch
 from budgetopt._operators import PLAIN, is_plain
 from budgetopt._schema import LayerRecord, OperatorRecord
 from budgetopt._step import Step
@@ -31,25 +32,45 @@ class Survey:
 
     Attributes:
         saved: per module, the sizes of the storages first saved inside it. total: bytes of all.
+        avoid: modules that do not bear hooks. failed: the innermost module that was left last.
     """
 
-    def __init__(self, model: torch.nn.Module, resident: set[int]) -> None:
+    def __init__(self, model: torch.nn.Module, resident: set[int], avoid: frozenset[torch.nn.Module]) -> None:
         self.saved: dict[torch.nn.Module, list[int]] = {}
         self.total = 0
         self.stack: list[torch.nn.Module] = []
+        self.avoid = avoid
+        self.failed: torch.nn.Module | None = None
+        self._hooked = False
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._resident = resident
         self._inside = set(model.modules())
 
     def entered(self, module: torch.nn.Module, args: Any) -> None:
+        """A module's forward begins."""
         if module in self._inside:
             self.stack.append(module)
             self.saved.setdefault(module, [])
+            self.failed = None
+            self.look()
 
     def left(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+        """It ends, or an error passes through it; the innermost one comes first."""
         if module in self._inside:
+            if self.failed is None:
+                self.failed = module
             while self.stack and self.stack.pop() is not module:
                 pass
+            self.look()
+
+    def look(self, *, off: bool = False) -> None:
+        """Have hooks in force except in modules that do not bear them."""
+        wanted = not off and not (self.stack and self.stack[-1] in self.avoid)
+        if wanted and not self._hooked:
+            _torch.push_hooks(self.pack, _never)
+        elif self._hooked and not wanted:
+            _torch.pop_hooks()
+        self._hooked = wanted
 
     def pack(self, tensor: torch.Tensor) -> None:
         if type(tensor) not in PLAIN or not is_plain(tensor):
@@ -86,11 +107,25 @@ def module_hooks(entered: Any, left: Any) -> Iterator[None]:
 
 
 def survey(model: torch.nn.Module, step: Step, resident: set[int]) -> Survey:
-    """Run the forward once and note what would be saved where."""
-    found = Survey(model, resident)
-    with module_hooks(found.entered, found.left), torch.autograd.graph.saved_tensors_hooks(found.pack, _never):
-        step.forward(model)
-    return found
+    """Run the forward and note what would be saved where.
+
+    Modules in which torch forbids saved-tensor hooks (``torch.func.grad`` does) are found by its error and
+    left out in another run.
+    """
+    avoid: frozenset[torch.nn.Module] = frozenset()
+    while True:
+        found = Survey(model, resident, avoid)
+        try:
+            with module_hooks(found.entered, found.left):
+                found.look()
+                step.forward(model)
+            return found
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error) or found.failed is None or found.failed in avoid:
+                raise
+            avoid = avoid | {found.failed}
+        finally:
+            found.look(off=True)
 
 
 def find_regions(model: torch.nn.Module, found: Survey) -> list[str]:
@@ -98,10 +133,11 @@ def find_regions(model: torch.nn.Module, found: Survey) -> list[str]:
     if not found.total:
         return []
     names = {module: path for path, module in model.named_modules()}
-    units = _split(model, found) or [model]
+    units = [unit for unit in _split(model, found) if _plannable(unit, found)]
+    if not units and _plannable(model, found):
+        units = [model]
     if model not in units:
         units += _between(model, set(units), found)
-    units = [module for module in units if not _scripted(module)]
     order = {module: i for i, module in enumerate(names)}
     return [names[module] for module in sorted(units, key=order.__getitem__)]
 
@@ -128,7 +164,7 @@ def _between(module: torch.nn.Module, units: set[torch.nn.Module], found: Survey
     for child in _called_children(module, found):
         if child in units or not _holds_enough(child, found):
             continue
-        if units.isdisjoint(child.modules()):
+        if units.isdisjoint(child.modules()) and _plannable(child, found):
             rest.append(child)
         else:
             rest += _between(child, units, found)
@@ -148,9 +184,9 @@ def _holds_enough(module: torch.nn.Module, found: Survey) -> bool:
     return found.bytes(module) >= LEAST_SHARE * found.total
 
 
-def _scripted(module: torch.nn.Module) -> bool:
-    """TorchScript computes other bits under a dispatch mode or hooks, so nothing around it is planned."""
-    return any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+def _plannable(module: torch.nn.Module, found: Survey) -> bool:
+    """Nothing inside forbids hooks, or is TorchScript, which computes other bits under hooks or a mode."""
+    return not any(part in found.avoid or isinstance(part, torch.jit.ScriptModule) for part in module.modules())
 
 
 def _repeats(module: torch.nn.Module, parent: torch.nn.Module, found: Survey) -> bool:

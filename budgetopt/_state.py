@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from budgetopt._sample import tensors_in
+
 _CONTAINERS = (list, dict, set)
 _TENSORS = ("_parameters", "_buffers", "_modules")
 
 
 @contextmanager
-def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Whatever happens inside, parameters' gradients, buffers, modules' attributes, random states and
+def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
+    """Whatever happens inside, gradients (the sample's too), buffers, attributes of modules, random states and
     grad mode are afterwards as they were."""
     attributes = [(module, _copy_attributes(module)) for module in model.modules()]
     buffers = [
@@ -24,7 +26,7 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
         for module in model.modules()
         for name, buffer in module._buffers.items()
     ]
-    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in model.parameters()]
+    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in leaves(model, sample)]
     states = random_states()
     grad_mode = torch.is_grad_enabled()
     try:
@@ -45,11 +47,17 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
                 parameter.grad = gradient
 
 
-def fresh_gradients(model: torch.nn.Module, alive: bool) -> None:
+def leaves(model: torch.nn.Module, sample: Any) -> list[torch.Tensor]:
+    """The tensors whose ``grad`` a backward pass fills: parameters, and what of the sample requires grad."""
+    wanted = [t for t in tensors_in(sample) if t.is_leaf and t.requires_grad]
+    return [*model.parameters(), *wanted]
+
+
+def fresh_gradients(leaves: list[torch.Tensor], alive: bool) -> None:
     """Before each internal step: gradients as they were found, None or alive (then their values don't matter)."""
     if not alive:
-        for parameter in model.parameters():
-            parameter.grad = None
+        for leaf in leaves:
+            leaf.grad = None
 
 
 def _copy_attributes(module: torch.nn.Module) -> dict[str, Any]:

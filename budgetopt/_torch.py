@@ -26,10 +26,13 @@ __all__ = [
     "counter",
     "functorch_active",
     "hooks_enabled",
+    "is_zero",
     "mark",
     "neg_view",
     "outer_hooks",
+    "pop_hooks",
     "profiler_running",
+    "push_hooks",
     "replay_environment",
     "storage_uses",
     "unseen",
@@ -150,6 +153,16 @@ def outer_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     return pair if pair is None else (pair[0], pair[1])
 
 
+def push_hooks(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+    """Put saved-tensor hooks in force, beyond what a with statement can nest."""
+    _C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def pop_hooks() -> None:
+    """Take off what :func:`push_hooks` put on."""
+    _C._autograd._pop_saved_tensors_default_hooks()
+
+
 def profiler_running() -> bool:
     """Whether a profiler is collecting: starting another would lose what the outer one has."""
     return bool(_C._autograd._profiler_enabled())
@@ -158,6 +171,11 @@ def profiler_running() -> bool:
 def mark(name: str) -> Any:
     """A named span in the profiler's event list (the slower way: ``torch.profiler.record_function``)."""
     return _C._profiler._RecordFunctionFast(name)
+
+
+def is_zero(tensor: torch.Tensor) -> bool:
+    """A tensor that stands for zeros and has no bytes."""
+    return bool(tensor._is_zerotensor())
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:

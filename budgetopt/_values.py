@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,14 +63,14 @@ class Saved:
         base = tensor._base
         self.tensor = weakref.ref(tensor if base is None else base)
 
-    def written_to(self, tensor: torch.Tensor) -> None:
+    def written_to(self, tensor: torch.Tensor, pieces: bool) -> None:
         """The region writes to `tensor`, of the same storage.
 
         That is an error only where the version counter is the same too: pieces of an ``unsafe_split`` share
         a storage, but a write to one is none to the others.
         """
         base = tensor._base
-        if self.tensor is not None and self.tensor() is (tensor if base is None else base):
+        if not pieces or (self.tensor is not None and self.tensor() is (tensor if base is None else base)):
             self.written = True
 
     def watch(self) -> None:
@@ -93,7 +94,7 @@ class Value(Saved):
         op: the operator that makes it again; None for what comes from outside and for what is kept.
         hold: its bytes, while they are kept. counter, version: to see that nobody wrote to them since.
         made: its bytes, made again and still waited for. weak: the same, while autograd holds them.
-        pending: handles that wait for it.
+        pending: handles that wait for it. pieces: ``unsafe_split`` cut it into tensors with counters of their own.
     """
 
     __slots__ = (
@@ -105,6 +106,7 @@ class Value(Saved):
         "made",
         "op",
         "pending",
+        "pieces",
         "slot",
         "weak",
     )
@@ -121,6 +123,7 @@ class Value(Saved):
         self.made: torch.UntypedStorage | None = None
         self.weak: weakref.ref[torch.UntypedStorage] | None = None
         self.pending = 0
+        self.pieces = False
         self.half: weakref.ref[Half] | None = None
         self.digest: int | None = None
 
@@ -201,15 +204,22 @@ class Call:
     Attributes:
         failures: while verifying, replayed values that were not bit for bit the dropped ones, by
             (operator index, slot).
+        used: a backward pass asked for something. abandoned: what to call if that never happens.
     """
 
-    __slots__ = ("counters", "failures", "lock", "verify")
+    __slots__ = ("abandoned", "counters", "failures", "lock", "used", "verify")
 
     def __init__(self, counters: Counters, *, verify: bool = False) -> None:
         self.lock = threading.RLock()
         self.verify = verify
         self.counters = counters
         self.failures: set[tuple[int, int]] = set()
+        self.used = False
+        self.abandoned: Callable[[], None] | None = None
+
+    def __del__(self) -> None:
+        if self.abandoned is not None and not self.used:
+            self.abandoned()
 
 
 def modified(shape: Any, version: int, expected: int) -> RuntimeError:

@@ -40,7 +40,7 @@ class Proof:
 
 def run_once(model: torch.nn.Module, how: Step, resident: Resident, reserve: int) -> Run:
     """One step of the model as it is, measured. Gradients start as `resident` found them."""
-    fresh_gradients(model, resident.gradient > 0)
+    fresh_gradients(resident.leaves, resident.gradient > 0)
     with _device.backend(resident.device).meter(resident.device, False) as peak:
         loss = how.run(model)
     fixed = resident.fixed(reserve).total
@@ -51,7 +51,7 @@ def prove(model: torch.nn.Module, how: Step, resident: Resident) -> Proof:
     """One step in which every value that is made again is compared with what was dropped."""
     found = _apply.installed(model)
     regions = list(found.regions.values()) if found is not None else []
-    fresh_gradients(model, resident.gradient > 0)
+    fresh_gradients(resident.leaves, resident.gradient > 0)
     for region in regions:
         region.verify, region.watched, region.next_call = True, [], 0
         region.counters.proven = 0
@@ -91,8 +91,8 @@ def _gradients(model: torch.nn.Module, how: Step, resident: Resident, plan: Plan
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.zero_()
-    fresh_gradients(model, resident.gradient > 0)
+    fresh_gradients(resident.leaves, resident.gradient > 0)
     how.run(model)
     found = [p.grad.detach().to("cpu", copy=True) for p in model.parameters() if p.grad is not None]
-    fresh_gradients(model, resident.gradient > 0)
+    fresh_gradients(resident.leaves, resident.gradient > 0)
     return found

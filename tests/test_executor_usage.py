@@ -19,10 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+import budgetopt
 from budgetopt._apply import install, installed, uninstall
 from tests.forced import Around, by_lot, drop, failures, force, keep
 from tests.models import conv_stack, dropout_stack
 from tests.oracle import assert_same, run_steps
+from tests.plans import forced_plan
 
 
 class Block(nn.Module):
@@ -458,11 +460,25 @@ def gradient_inside(h: Tensor) -> Any:
     return h * torch.func.grad(lambda t: t.exp().sum())(h.detach()).exp()
 
 
-@pytest.mark.xfail(strict=True, reason="torch.func.grad refuses to run where saved-tensor hooks are on")
 def test_functional_gradient_inside_a_region() -> None:
+    """torch refuses it where saved-tensor hooks are on: a region around it raises, so none is planned there."""
     planned = Around(gradient_inside)
     force(planned, drop)
-    assert_same(run_steps(Around(gradient_inside), [sample()]), run_steps(planned, [sample()]))
+    with pytest.raises(RuntimeError, match="saved tensor hooks"):
+        planned(sample())
+
+
+def test_a_module_with_a_functional_gradient_is_left_alone() -> None:
+    """The modules beside it are planned all the same."""
+    torch.manual_seed(0)
+    planned = nn.Sequential(*(Around(torch.exp) for _ in range(3)), Around(gradient_inside))
+    plain = copy.deepcopy(planned)
+    profile = budgetopt.profile(planned, sample(), optimizer=None)
+    assert [region.path for region in profile.regions] == ["0", "1", "2"]
+    plan = forced_plan(profile, lambda value: Choice.RECOMPUTE)
+    assert plan.drops
+    budgetopt.apply(planned, plan)
+    assert_same(run_steps(plain, [sample()]), run_steps(planned, [sample()]))
 
 
 # -- threads -------------------------------------------------------------------------------------
@@ -715,7 +731,6 @@ def test_a_copied_part_uses_its_own_weights() -> None:
     assert_equal(blocks()[0](sample()), part(sample()))  # type: ignore[index]
 
 
-@pytest.mark.xfail(strict=True, reason="a replica runs the forward of the original")
 def test_replicas_use_their_own_weights() -> None:
     """What DataParallel does: a shallow copy whose parameters are set afterwards."""
     planned = Around(torch.exp)
@@ -730,7 +745,6 @@ def doubled(self: Any, x: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.xfail(strict=True, reason="a copy forgets the forward that the module had of its own")
 def test_copies_of_a_patched_model_keep_the_patch() -> None:
     """Libraries give modules a forward of their own; a plan must not undo that in a copy."""
     planned = blocks()
