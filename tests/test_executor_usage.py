@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import budgetopt
 from budgetopt._apply import install, installed, uninstall
+from budgetopt.solvers import Choice
 from tests.forced import Around, by_lot, drop, failures, force, keep
 from tests.models import conv_stack, dropout_stack
 from tests.oracle import assert_same, run_steps

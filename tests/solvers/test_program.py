@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from budgetopt.solvers import Choice, Kind, Problem, minimum, simulate, solve
 from budgetopt.solvers.backends import run
-from budgetopt.solvers.backward import Backward
 from budgetopt.solvers.choices import count
 from budgetopt.solvers.memory import Simulation
-from budgetopt.solvers.moments import active, cut
+from budgetopt.solvers.moments import cut
 from budgetopt.solvers.program import Program
 from budgetopt.solvers.stages import Key, Stages, stages
 from budgetopt.solvers.timeline import timeline, useful
@@ -53,14 +52,7 @@ def _levels(problem: Problem, rows: Stages, seen: Simulation) -> list[int]:
 
 def _program(problem: Problem, events: Iterable[int] = ()) -> Program:
     program = Program(problem, stages(problem))
-    views: dict[int, Backward] = {}
-    for event in events:
-        here = active(problem, event)
-        for g in here:
-            if g not in views:
-                views[g] = Backward(program, g, len(problem.events))
-        if here:
-            cut(program, event, [views[g] for g in here])
+    cut(program, list(events))
     return program
 
 
@@ -192,3 +184,17 @@ def test_no_variable_is_left_for_what_no_replay_needs() -> None:
     values, operators = useful(problem)
     assert sum(kind == "keep" for kind, _ in program.at) == len(values)
     assert sum(kind == "again" for kind, _ in program.at) == len(operators)
+
+
+@pytest.mark.parametrize("backend", ["cbc", "highs"])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.1])
+def test_several_moments_of_several_regions(backend: str, share: float) -> None:
+    # Near the smallest peak every layer's own replays are what counts, at more than one unpack each.
+    step = transformer(3)
+    low = minimum(step.problem())[0]
+    high = simulate(step.problem(), [K] * len(step.values)).peak
+    problem = step.problem(int(low + share * (high - low)))
+    solution = solve(problem, "ilp", backend)
+    assert solution.solver.startswith("ilp")
+    assert solution.cost_ns <= solve(problem, "greedy").cost_ns
+    assert simulate(problem, solution.choices).peak <= problem.budget
