@@ -15,7 +15,6 @@ from time import monotonic
 
 from .answer import answer, infeasible
 from .backends import order, run
-from .backward import Backward
 from .errors import SolverError
 from .greedy import descend, polish, search
 from .memory import Simulation, simulate
@@ -101,7 +100,8 @@ class _Rounds:
             loose = 1
 
     def _round(self, rows: Stages, gap: float) -> Simulation | None:
-        program = self._program(rows)
+        program = Program(self.problem, rows)
+        cut(program, self.cuts)
         left = max(0.1, 0.6 * (self.deadline - monotonic()))  # the rest is for the rounds after, and the polish
         if order(self.backend)[0] == "cbc":
             left = min(left, _CBC_SHARE * self.time_limit)
@@ -118,16 +118,6 @@ class _Rounds:
         repaired = descend(self.problem, found, self.deadline)
         self._improve(polish(self.problem, repaired, self.deadline))
         return found
-
-    def _program(self, rows: Stages) -> Program:
-        program = Program(self.problem, rows)
-        views: dict[int, Backward] = {}
-        for event in sorted(self.cuts):
-            here = active(self.problem, event)
-            for g in here:
-                views.setdefault(g, Backward(program, g, max(self.cuts)))
-            cut(program, event, [views[g] for g in here])
-        return program
 
     def _cut(self, found: Simulation) -> bool:
         """Choose the events for more exact rows: the highest of each window that is over the budget."""

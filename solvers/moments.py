@@ -7,7 +7,7 @@ itself needs. One row stands for the time after the event, one for every operato
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pulp
@@ -27,7 +27,19 @@ def active(problem: Problem, event: int) -> tuple[int, ...]:
     return tuple(g for g, (start, stop) in spans.items() if start <= event < stop)
 
 
-def cut(program: Program, event: int, regions: Sequence[Backward]) -> None:
+def cut(program: Program, events: Collection[int]) -> None:
+    """Exact rows for ``events``, and what of the backwards they need; once per program."""
+    regions: dict[int, Backward] = {}
+    for event in sorted(events):
+        here = active(program.problem, event)
+        for g in here:
+            if g not in regions:
+                regions[g] = Backward(program, g, max(events))
+        if here:
+            _cut(program, event, [regions[g] for g in here])
+
+
+def _cut(program: Program, event: int, regions: Sequence[Backward]) -> None:
     """Exact rows for one event, at which the backwards of ``regions`` are under way."""
     stage = program.stages.at(event, frozenset(region.region for region in regions))
     moments = [_Moment(program, region, event) for region in regions]
