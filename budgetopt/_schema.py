@@ -252,8 +252,18 @@ class Plan(Saved):
 
     @property
     def profile(self) -> Profile:
-        """The profile that the plan was solved from."""
-        return Profile.model_validate_json(zlib.decompress(base64.b85decode(self.profile_data)))
+        """The profile that the plan was solved from.
+
+        Raises:
+            PlanMismatchError: it was damaged, or written by another version.
+        """
+        try:
+            return Profile.model_validate_json(zlib.decompress(base64.b85decode(self.profile_data)))
+        except (ValueError, zlib.error) as error:
+            raise PlanMismatchError(
+                "the profile inside the plan can't be read: the file was damaged or written by another version of "
+                "budgetopt. Delete it to have it made anew."
+            ) from error
 
     @property
     def profile_optimizer(self) -> int:

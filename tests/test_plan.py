@@ -100,6 +100,18 @@ def test_a_damaged_file_is_a_clear_error(damage: str, tmp_path: Path) -> None:
     assert path.read_text() == damage
 
 
+def test_a_damaged_profile_inside_is_a_clear_error_too(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    model, sample = mlp_stack()
+    budget = budget_of(model, sample)
+    budgetopt.fit(model, sample, budget, allow=EXACT, optimizer=None, plan=path)
+    data = json.loads(path.read_text())
+    data["profile_data"] = data["profile_data"][:-40]
+    path.write_text(json.dumps(data))
+    with pytest.raises(budgetopt.PlanMismatchError, match="profile inside"):
+        budgetopt.fit(mlp_stack()[0], sample, budget, allow=EXACT, optimizer=None, plan=path)
+
+
 def test_a_folder_that_is_not_there_is_said_before_anything_runs(tmp_path: Path, counted: dict[str, int]) -> None:
     model, sample = mlp_stack()
     with pytest.raises(budgetopt.BudgetOptError, match="choose a folder"):
