@@ -103,21 +103,32 @@ class Backward:
         return sorted(found)
 
     def _run_rules(self, at: int, v: int, runs: dict[int, pulp.LpVariable], early: Early) -> None:
-        """The target is stored, there or made. What runs has what it reads, kept, there or made. Nothing else runs."""
+        """The target is stored, there or made. What runs has what it reads, kept, there or made."""
         program = self._program
         last = self._values[v].operator
         there = {**program.stored(v, exact=False), **_one(early, v)}
         program.row({runs[last]: 1.0, **there}, GE, 1)
-        readers: dict[int, Row] = {i: {} for i in runs}
+        readers: dict[int, Row] = {}
         for i, run in runs.items():
             for u in self.free(i):
-                maker = self._values[u].operator
-                readers[maker][run] = -1.0
+                readers.setdefault(u, {})[run] = -1.0
                 terms, missing = self._there(u, at, early)
-                program.row({runs[maker]: 1.0, **terms, run: -1.0}, GE, missing)
+                program.row({runs[self._values[u].operator]: 1.0, **terms, run: -1.0}, GE, missing)
+        purposes: dict[int, list[pulp.LpVariable]] = {i: [] for i in runs}
+        for u, reading in readers.items():
+            if u != v:
+                purposes[self._values[u].operator].append(self._made(u, at, reading, early))
         for i, run in runs.items():
             asked = there if i == last else {}
-            program.row({run: 1.0, **readers[i], **asked}, LE, 1 if i == last else 0)
+            program.row({run: 1.0, **{made: -1.0 for made in purposes[i]}, **asked}, LE, 1 if i == last else 0)
+
+    def _made(self, u: int, at: int, reading: Row, early: Early) -> pulp.LpVariable:
+        """Whether a replay makes ``u``: at most if something that runs reads it, and it is not there."""
+        made = self._program.new()
+        terms, missing = self._there(u, at, early)
+        self._program.row({made: 1.0, **reading}, LE, 0)
+        self._program.row({made: 1.0, **terms}, LE, 1 + missing)
+        return made
 
     def _there(self, u: int, at: int, early: Early) -> tuple[Row, float]:
         """Whether ``u`` can be read at once: terms, and what to add to the right side."""

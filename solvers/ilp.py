@@ -26,7 +26,7 @@ from .timeline import timeline
 
 _ROUNDS = 12
 _BUILD_S = 150e-6  # seconds per event that building a program takes; one that cannot be solved is not begun
-_LOOSE = 3  # an answer that is likely to be over the budget need not be better than this many gaps
+_LOOSE = 3  # an answer that is likely to be over the budget again need not be better than this many gaps
 _CBC_SHARE = 0.2  # of the time limit, for one solve: CBC finds early what it cannot prove late
 
 
@@ -92,12 +92,14 @@ class _Rounds:
             found = self._round(rows, loose * self.gap)
             if found is None or self._done():
                 break
-            if self._fits(found):
-                if loose == 1:
+            if not self._fits(found):
+                if not self._cut(found):
                     break
-            elif not self._cut(found):
+                loose = 1 if len(self.cuts) == 1 else _LOOSE
+            elif loose == 1:
                 break
-            loose = 1
+            else:
+                loose = 1
 
     def _round(self, rows: Stages, gap: float) -> Simulation | None:
         program = Program(self.problem, rows)

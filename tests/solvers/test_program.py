@@ -198,3 +198,15 @@ def test_several_moments_of_several_regions(backend: str, share: float) -> None:
     assert solution.solver.startswith("ilp")
     assert solution.cost_ns <= solve(problem, "greedy").cost_ns
     assert simulate(problem, solution.choices).peak <= problem.budget
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.1, 0.2])
+def test_exact_rows_make_no_value_before_a_replay_needs_it(share: float) -> None:
+    # Making something early, at an unpack that leaves room, would get around a replay too big for a later one.
+    step = transformer(2)
+    low = minimum(step.problem())[0]
+    high = simulate(step.problem(), [K] * len(step.values)).peak
+    problem = step.problem(int(low + share * (high - low)))
+    bound, found = _optimum(problem, range(len(problem.events)))
+    assert found.peak <= problem.budget
+    assert bound == found.cost_ns
