@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from .errors import InfeasibleError
-from .memory import Simulation, minimum, window_peaks
+from .memory import Simulation, minimum, simulate, window_peaks
 from .problem import Problem, Solution
 
 
 def answer(problem: Problem, found: Simulation, solver: str, status: str = "heuristic", bound_ns: int = 0) -> Solution:
-    """The solution for a simulated choice.
+    """The solution for a simulated choice; for the smallest peak if that choice is over the budget.
 
     Raises:
-        InfeasibleError: its peak is over the budget.
+        InfeasibleError: the smallest peak is over the budget, too.
     """
     if found.peak > problem.budget:
-        raise infeasible(problem, found)
+        found = _smallest(problem, found)
     return Solution(
         choices=found.choices,
         peak=found.peak,
@@ -27,9 +27,9 @@ def answer(problem: Problem, found: Simulation, solver: str, status: str = "heur
     )
 
 
-def infeasible(problem: Problem, found: Simulation) -> InfeasibleError:
-    """The error for a budget that nothing fits: the smaller of the referee's minimum and what was found."""
-    peak, choices = minimum(problem)
-    if found.peak < peak:
-        peak, choices = found.peak, found.choices
-    return InfeasibleError(peak, tuple(int(choice) for choice in choices), problem.budget)
+def _smallest(problem: Problem, found: Simulation) -> Simulation:
+    """The smaller of the referee's minimum and what was found, where that is within the budget."""
+    least = min(simulate(problem, minimum(problem)[1]), found, key=lambda one: one.peak)
+    if least.peak > problem.budget:
+        raise InfeasibleError(least.peak, tuple(int(choice) for choice in least.choices), problem.budget)
+    return least

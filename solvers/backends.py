@@ -59,18 +59,20 @@ def run(program: pulp.LpProblem, backend: str, time_limit: float, gap: float) ->
     deadline = monotonic() + time_limit
     failures: list[str] = []
     outcome = None
+    bound = 0.0
     for name in order(backend):
         try:
             outcome = ENGINES[name](program, max(0.1, deadline - monotonic()), gap)
         except (SolverError, pulp.PulpError, OSError, ImportError, subprocess.SubprocessError, ValueError) as error:
             failures.append(f"{name} failed: {_short(error)}")
             continue
+        bound = max(bound, outcome.bound)
         if outcome.found or name == "highs":
             break
     if outcome is None:
         raise SolverError("no MILP engine answered: " + "; ".join(failures))
     note = f" ({'; '.join(failures)})" if failures else ""
-    return Outcome(outcome.found, outcome.proven, outcome.values, outcome.bound, outcome.engine + note)
+    return Outcome(outcome.found, outcome.proven, outcome.values, bound, outcome.engine + note)
 
 
 def order(backend: str) -> list[str]:
@@ -90,6 +92,8 @@ def has_highs() -> bool:
 
 
 def _short(error: BaseException) -> str:
+    if isinstance(error, subprocess.TimeoutExpired):
+        return "it did not stop in time"
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 

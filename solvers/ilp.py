@@ -5,7 +5,8 @@ Where the referee finds an answer over the budget, the program gets exact rows f
 (:mod:`budgetopt.solvers.moments`), and is solved again. So every program allows whatever the referee
 allows, the largest bound of any round holds for the step itself, and an answer that fits is as good as
 its program says. What does not fit is repaired and polished by the referee, and so is the greedy answer,
-which the result is never worse than.
+which the result is never worse than. Where equal regions are over the budget, a small program in which they
+choose alike gives an answer, not a bound, before the one in which each chooses for itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
-from .answer import answer, infeasible
+from .answer import answer
 from .backends import order, run
 from .errors import SolverError
 from .greedy import descend, polish, search
@@ -49,14 +50,14 @@ def ilp(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: 
     heuristic = search(problem, monotonic() + time_limit / 3)
     rounds = _Rounds(problem, backend, time_limit, gap, deadline, heuristic)
     rounds.solve()
-    if rounds.best.peak > problem.budget:
-        raise infeasible(problem, rounds.best)
     return _judged(problem, rounds, heuristic)
 
 
 def _judged(problem: Problem, rounds: _Rounds, heuristic: Simulation) -> Solution:
     if not rounds.engine:
         return answer(problem, heuristic, f"greedy ({rounds.failure or 'no time for a program'})")
+    if rounds.best.peak > problem.budget:
+        return answer(problem, rounds.best, "smallest peak")
     note = "; greedy answer was cheapest" if rounds.best is heuristic else ""
     solution = answer(problem, rounds.best, f"ilp, {rounds.engine}{note}", "feasible", rounds.bound_ns)
     return replace(solution, status="optimal") if solution.gap <= rounds.gap else solution
@@ -67,7 +68,8 @@ class _Rounds:
     """Solve, let the referee look, add exact rows where it was over the budget, solve again.
 
     Attributes:
-        cuts: events that have exact rows. bound_ns: the largest proven bound.
+        cuts: events that have exact rows. bound_ns: the largest proven bound. tied: whether equal regions
+            were made to choose alike. engine: the engines that answered. failure: why none did.
     """
 
     problem: Problem
@@ -80,6 +82,7 @@ class _Rounds:
     bound_ns: int = 0
     engine: str = ""
     failure: str = ""
+    tied: bool = False
 
     def solve(self) -> None:
         if self.deadline - monotonic() < _BUILD_S * len(self.problem.events):
@@ -89,22 +92,37 @@ class _Rounds:
         for _ in range(_ROUNDS):
             if monotonic() > self.deadline - 0.1:
                 break
-            found = self._round(rows, loose * self.gap)
+            found = self._round(rows, loose * self.gap, self.cuts)
             if found is None or self._done():
                 break
             if not self._fits(found):
                 if not self._cut(found):
                     break
+                self._tie(rows)
                 loose = 1 if len(self.cuts) == 1 else _LOOSE
             elif loose == 1:
                 break
             else:
                 loose = 1
 
-    def _round(self, rows: Stages, gap: float) -> Simulation | None:
-        program = Program(self.problem, rows)
-        cut(program, self.cuts)
-        left = max(0.1, 0.6 * (self.deadline - monotonic()))  # the rest is for the rounds after, and the polish
+    def _tie(self, rows: Stages) -> None:
+        """Where equal regions are over the budget, one choice for all of them is found sooner than one for each."""
+        regions = [self.problem.regions[g].kind for event in self.cuts for g in active(self.problem, event)]
+        if self.tied or len(set(regions) - {""}) == len(regions):
+            return
+        self.tied = True
+        cuts: set[int] = set()
+        for _ in range(_ROUNDS):
+            found = self._round(rows, _LOOSE * self.gap, cuts, tied=True)
+            if found is None or self._fits(found) or found.peak_event in cuts:
+                break
+            cuts.add(found.peak_event)
+
+    def _round(self, rows: Stages, gap: float, cuts: set[int], tied: bool = False) -> Simulation | None:
+        program = Program(self.problem, rows, tied)
+        cut(program, cuts)
+        # The rest is for the rounds after, and the polish.
+        left = max(0.1, (0.2 if tied else 0.6) * (self.deadline - monotonic()))
         if order(self.backend)[0] == "cbc":
             left = min(left, _CBC_SHARE * self.time_limit)
         try:
@@ -112,8 +130,10 @@ class _Rounds:
         except SolverError as error:
             self.failure = str(error)
             return None
-        self.engine = outcome.engine
-        self.bound_ns = max(self.bound_ns, program.cost_ns(outcome.bound))
+        if outcome.engine not in self.engine:
+            self.engine = " and ".join(filter(None, (self.engine, outcome.engine)))
+        if not tied:
+            self.bound_ns = max(self.bound_ns, program.cost_ns(outcome.bound))
         if not outcome.found:
             return None
         found = simulate(self.problem, program.choices(outcome))

@@ -28,15 +28,18 @@ LE, EQ, GE = pulp.LpConstraintLE, pulp.LpConstraintEQ, pulp.LpConstraintGE
 
 
 class Program:
-    """One program, in PuLP. Names are x0, x1, ... because engines choke on others."""
+    """One program, in PuLP. Names are x0, x1, ... because engines choke on others.
 
-    def __init__(self, problem: Problem, rows: Stages) -> None:
+    ``tied``: regions of one kind choose alike. That is a smaller program whose bound means nothing.
+    """
+
+    def __init__(self, problem: Problem, rows: Stages, tied: bool = False) -> None:
         self.problem, self.line, self.stages = problem, timeline(problem), rows
         self.values, self.operators = useful(problem)
         self.pulp = pulp.LpProblem("budgetopt", pulp.LpMinimize)
         self.scale = _SCALE / max(1, problem.budget)
         self._count = self._rows = 0
-        self._variables()
+        self._variables(_alike(problem, self.values) if tied else {})
         self._replay_rules()
         self._purpose_rules()
         self._prefix_rules()
@@ -98,13 +101,18 @@ class Program:
 
     def scaled(self, terms: Terms) -> Row:
         """Terms as variables, in the program's unit of bytes."""
-        return {self.at[key]: size * self.scale for key, size in terms.items()}
+        sums: Row = {}
+        for key, size in terms.items():
+            sums[self.at[key]] = sums.get(self.at[key], 0.0) + size * self.scale
+        return sums
 
-    def _variables(self) -> None:
+    def _variables(self, alike: dict[int, int]) -> None:
         values, saved = self.problem.values, self.line.saved
-        self.at: dict[Key, pulp.LpVariable] = {("keep", v): self.new(whole=True) for v in self.values}
-        halves = [v for v in self.values if saved[v] and values[v].half_bytes]
-        self.at |= {("half", v): self.new(whole=True) for v in halves}
+        self.at: dict[Key, pulp.LpVariable] = {}
+        for v in self.values:
+            for kind in ("keep", "half") if saved[v] and values[v].half_bytes else ("keep",):
+                like = kind, alike.get(v, v)
+                self.at[kind, v] = self.at[like] if like in self.at else self.new(whole=True)
         self.at |= {("again", i): self.new() for i in self.operators}
         self.at |= {("input", s): self.new() for s in self.stages.inputs}
         self._recorded = {values[v].region: self.new() for v in self.values if saved[v]}
@@ -162,7 +170,9 @@ class Program:
     def _times(self) -> dict[pulp.LpVariable, int]:
         values, operators, regions = self.problem.values, self.problem.operators, self.problem.regions
         times = {self.at["again", i]: operators[i].time_ns for i in self.operators}
-        times |= {x: values[v].codec_ns for (kind, v), x in self.at.items() if kind == "half"}
+        for (kind, v), x in self.at.items():
+            if kind == "half":
+                times[x] = times.get(x, 0) + values[v].codec_ns
         times |= {x: regions[g].record_ns for g, x in self._recorded.items()}
         return times
 
@@ -190,3 +200,18 @@ def _covers(row: Stage, other: Stage) -> bool:
         return False
     keys = row.terms.keys() | other.terms.keys()
     return all(row.terms.get(key, 0) >= other.terms.get(key, 0) for key in keys)
+
+
+def _alike(problem: Problem, values: list[int]) -> dict[int, int]:
+    """The value at the same place of the first region of the same kind, for every decided value."""
+    line = timeline(problem)
+    of: dict[int, list[int]] = {}
+    for v in values:
+        of.setdefault(problem.values[v].region, []).append(v)
+    first: dict[object, list[int]] = {}
+    alike: dict[int, int] = {}
+    for g, mine in of.items():
+        traits = tuple((line.saved[v], v in line.coded, bool(problem.values[v].half_bytes)) for v in mine)
+        kind = problem.regions[g].kind or f"region {g}"
+        alike |= dict(zip(mine, first.setdefault((kind, traits), mine), strict=True))
+    return alike

@@ -210,3 +210,13 @@ def test_exact_rows_make_no_value_before_a_replay_needs_it(share: float) -> None
     bound, found = _optimum(problem, range(len(problem.events)))
     assert found.peak <= problem.budget
     assert bound == found.cost_ns
+
+
+def test_tied_regions_choose_alike() -> None:
+    problem = transformer(3).problem(60 << 20)
+    program = Program(problem, stages(problem), tied=True)
+    cut(program, [len(problem.events) - 40])
+    choices = program.choices(run(program.close(), "highs", 10, 0.0))
+    layers = [[choices[v] for v in useful(problem)[0] if problem.values[v].region == g] for g in range(3)]
+    assert layers[0] == layers[1] == layers[2]
+    assert len(program.at) > len({id(variable) for variable in program.at.values()})
