@@ -30,6 +30,7 @@ import pulp
 from .errors import SolverError
 
 _GRACE = 0.5  # seconds that a CBC process may run past its own limit
+_CBC_GAP = 0.9  # of the gap asked for, so that a bound that is put that far below the answer is still within it
 _CBC_DIGITS = 0.0005  # CBC prints its bound with three decimals
 
 
@@ -141,10 +142,11 @@ def cbc_path() -> str:
 
 
 def _cbc(program: pulp.LpProblem, time_limit: float, gap: float) -> Outcome:
+    ratio = _CBC_GAP * gap
     with _directory() as folder:
         mps, solution = folder / "model.mps", folder / "model.sol"
         variables, names, rows, _ = program.writeMPS(str(mps), rename=1)
-        command = [cbc_path(), str(mps), "-sec", f"{time_limit:.2f}", "-ratio", str(gap), "-timeMode", "elapsed"]
+        command = [cbc_path(), str(mps), "-sec", f"{time_limit:.2f}", "-ratio", str(ratio), "-timeMode", "elapsed"]
         command += ["-solve", "-printingOptions", "all", "-solution", str(solution)]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=time_limit + _GRACE, check=True
@@ -155,7 +157,7 @@ def _cbc(program: pulp.LpProblem, time_limit: float, gap: float) -> Outcome:
         status, values, *_, sol_status = reader.readsol_MPS(str(solution), program, variables, names, rows)
     program.assignVarsVals(values)
     program.assignStatus(status, sol_status)
-    return _outcome(program, _cbc_bound(done.stdout, program), "CBC")
+    return _outcome(program, cbc_bound(done.stdout, program, ratio), "CBC")
 
 
 def _quietly(make: Callable[..., Any], **arguments: Any) -> Any:
@@ -176,13 +178,20 @@ def _directory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _cbc_bound(log: str, program: pulp.LpProblem) -> float:
-    """CBC prints a bound only where it stopped before the two met."""
-    printed = re.search(r"^Lower bound:\s+(\S+)", log, re.MULTILINE)
-    if printed:
-        return float(printed.group(1)) - _CBC_DIGITS
+def cbc_bound(log: str, program: pulp.LpProblem, gap: float) -> float:
+    """The printed bound, and never above what the answer and the gap that CBC was given allow.
+
+    CBC prints a bound only where it stopped before the two met, and it throws away what is better than its
+    best answer by less than the gap: so an answer that it calls optimal need not be.
+    """
     proven = program.sol_status == pulp.constants.LpSolutionOptimal
-    return float(pulp.value(program.objective) or 0.0) if proven else 0.0
+    printed = re.search(r"^Lower bound:\s+(\S+)", log, re.MULTILINE)
+    if not printed and not proven:
+        return 0.0
+    bounds = [float(printed.group(1)) - _CBC_DIGITS] if printed else []
+    if proven or program.sol_status == pulp.constants.LpSolutionIntegerFeasible:
+        bounds.append(float(pulp.value(program.objective) or 0.0) * (1 - gap))
+    return min(bounds)
 
 
 def _outcome(program: pulp.LpProblem, bound: float, engine: str) -> Outcome:

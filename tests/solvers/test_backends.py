@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pulp
 import pytest
 
-from budgetopt.solvers import SolverError, backends, simulate, solve
+from budgetopt.solvers import SolverError, backends, minimum, simulate, solve
 from budgetopt.solvers.backends import run
 from budgetopt.solvers.problem import Choice, Problem
+from budgetopt.solvers.program import Program
+from budgetopt.solvers.stages import stages
 
-from .steps import transformer
+from .steps import network, transformer
 
 
 @pytest.fixture
@@ -40,6 +43,34 @@ def test_values_bound_and_verdict(backend: str) -> None:
     impossible = run(_cover(8), backend, 5, 0.0)
     assert not impossible.found
     assert impossible.bound == 0
+
+
+@pytest.mark.parametrize("backend", ["cbc", "highs"])
+@pytest.mark.parametrize("gap", [0.03, 0.1])
+def test_a_bound_that_is_good_enough_is_still_a_bound(backend: str, gap: float) -> None:
+    step = network(Random(0), 8, 14)
+    low = minimum(step.problem())[0]
+    high = simulate(step.problem(), [Choice.KEEP] * len(step.values)).peak
+    for percent in range(10, 90, 20):
+        problem = step.problem(low + (high - low) * percent // 100)
+        program = Program(problem, stages(problem))
+        best = run(program.close(), "highs", 60, 0.0)
+        rough = run(Program(problem, stages(problem)).close(), backend, 60, gap)
+        assert best.proven
+        assert rough.bound <= best.bound * (1 + 1e-6)
+        assert rough.bound >= best.bound * (1 - 1.2 * gap) - 1e-3
+
+
+def test_an_answer_that_cbc_calls_optimal_is_no_bound() -> None:
+    # CBC throws away what is better than its best answer by less than the gap, and then prints no bound at all.
+    program = _cover(3.5)
+    program.assignVarsVals({"x0": 1.0, "x1": 1.0, "x2": 0.0})  # 5, where 4 is the optimum
+    program.assignStatus(pulp.constants.LpStatusOptimal, pulp.constants.LpSolutionOptimal)
+    done = "\nResult - Optimal solution found\n\nObjective value: 5.0\n"
+    assert backends.cbc_bound(done, program, 0.2) == 4
+    assert backends.cbc_bound(done + "Lower bound:   3.900\n", program, 0.2) == pytest.approx(3.9, abs=0.001)
+    program.assignStatus(pulp.constants.LpStatusOptimal, pulp.constants.LpSolutionIntegerFeasible)
+    assert backends.cbc_bound("Result - Stopped on time limit", program, 0.2) == 0
 
 
 @pytest.mark.parametrize("backend", ["cbc", "highs"])
