@@ -206,6 +206,8 @@ class Replicate:
 
 
 REPLICATE = "_replicate_for_data_parallel"
+INSTALLED = ("forward", REPLICATE)
+"""Attributes that a plan sets on the instances of planned modules."""
 
 
 def _bound_pack(recorder: Recorder) -> Callable[[torch.Tensor], Any]:

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from budgetopt._apply import INSTALLED
 from budgetopt._sample import tensors_in
 
 _CONTAINERS = (list, dict, set)
-_TENSORS = ("_parameters", "_buffers", "_modules")
+_APART = frozenset({"_parameters", "_buffers", "_modules", *INSTALLED})
+"""Restored by other means, or a plan's own, which stays when it is installed in the meantime."""
 
 
 @contextmanager
@@ -63,15 +65,15 @@ def fresh_gradients(leaves: list[torch.Tensor], alive: bool) -> None:
 def _copy_attributes(module: torch.nn.Module) -> dict[str, Any]:
     """The module's attributes; containers are copied one level deep, since forwards append to them."""
     return {
-        name: value.copy() if type(value) in _CONTAINERS and name not in _TENSORS else value
+        name: value.copy() if type(value) in _CONTAINERS else value
         for name, value in module.__dict__.items()
-        if name not in _TENSORS and name != "forward"
+        if name not in _APART
     }
 
 
 def _restore_attributes(module: torch.nn.Module, kept: dict[str, Any]) -> None:
     now = module.__dict__
-    for name in [name for name in now if name not in kept and name not in _TENSORS and name != "forward"]:
+    for name in [name for name in now if name not in kept and name not in _APART]:
         del now[name]
     for name, value in kept.items():
         current = now.get(name)

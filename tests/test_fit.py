@@ -102,7 +102,10 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
         "buffers": {n: b.detach().clone().tolist() for n, b in model.named_buffers()},
         "gradients": {n: None if p.grad is None else p.grad.tolist() for n, p in model.named_parameters()},
         "training": {n: m.training for n, m in model.named_modules()},
-        "attributes": {n: sorted(k for k in vars(m) if k != "forward") for n, m in model.named_modules()},
+        "attributes": {
+            n: sorted(k for k in vars(m) if k not in ("forward", "_replicate_for_data_parallel"))
+            for n, m in model.named_modules()
+        },
         "requires_grad": {n: p.requires_grad for n, p in model.named_parameters()},
         "grad mode": torch.is_grad_enabled(),
     }
@@ -175,6 +178,16 @@ def test_a_second_plan_replaces_the_first_and_remove_undoes_it() -> None:
     assert budgetopt.plan_of(model) is None
     with pytest.raises(budgetopt.BudgetOptError, match="no plan on this model"):
         budgetopt.remove(model)
+
+
+def test_a_fitted_model_keeps_what_its_plan_installs_and_nothing_of_an_earlier_one() -> None:
+    model, sample = mlp_stack()
+    before = [set(vars(module)) for module in model.modules()]
+    budgetopt.fit(model, sample, share((model, sample), 0.6), allow=EXACT, optimizer=None)
+    planned = [module for module in model.modules() if "forward" in vars(module)]
+    assert planned and all("_replicate_for_data_parallel" in vars(module) for module in planned)
+    budgetopt.fit(model, sample, "1GB", allow=EXACT, optimizer=None)
+    assert [set(vars(module)) for module in model.modules()] == before
 
 
 def test_the_optimizer_is_reserved_by_default() -> None:
