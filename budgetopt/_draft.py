@@ -13,7 +13,7 @@ from budgetopt.solvers.problem import OUTSIDE
 class Draft:
     """An operator while it is being written down."""
 
-    __slots__ = ("backward", "births", "blocked", "module", "name", "number", "reads", "region", "rng", "snapshot",
+    __slots__ = ("backward", "births", "blocked", "module", "name", "reads", "region", "rng", "snapshot",
                  "slots", "time_ns", "watched")  # fmt: skip
 
     def __init__(self, name: str, region: int, module: str, backward: bool) -> None:
@@ -28,7 +28,6 @@ class Draft:
         self.blocked = ""
         self.snapshot = False
         self.rng = 0
-        self.number = OUTSIDE
         self.watched: list[Watch] = []
 
 

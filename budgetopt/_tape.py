@@ -31,7 +31,6 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
 
     Attributes:
         sizes: bytes per storage. drafts: the operators. values, handles, events: as in a profile.
-        in_region: operators numbered per region call, in order.
     """
 
     supports_higher_order_operators = True
@@ -203,7 +202,6 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         draft = self.drafts[-1]
         draft.blocked = why_not
         draft.rng = RNG_BYTES.get(self.device.type, 0) if rng else 0
-        draft.number = 0
 
     def holding(self, storage: torch.UntypedStorage, alias: torch.Tensor) -> None:
         """We hold `storage` through `alias`."""
