@@ -21,6 +21,7 @@ import torch
 from budgetopt import _torch
 from budgetopt._errors import BudgetOptWarning
 from budgetopt._handles import unpack
+from budgetopt._numbering import Numbering
 from budgetopt._operators import Info
 from budgetopt._record import Recorder
 from budgetopt._schema import Plan, RegionPlan
@@ -288,10 +289,9 @@ def _script(planned: RegionPlan) -> Script:
             holds.setdefault(key, []).append(decision.slot)
     record, blocked, snapshot = set(planned.record), set(planned.blocked), set(planned.snapshot)
     steps = []
-    count: dict[str, int] = {}
+    numbering = Numbering()
     for i, name in enumerate(planned.operators):
-        key = (name, count.get(name, 0))
-        count[name] = key[1] + 1
+        key = (name, numbering.next(name))
         steps.append(
             Step(
                 choices.get(key, {}),
@@ -301,4 +301,4 @@ def _script(planned: RegionPlan) -> Script:
                 snapshot=i in snapshot,
             )
         )
-    return Script(list(planned.operators), steps)
+    return Script(list(planned.operators), list(planned.ranks), steps)

@@ -13,11 +13,12 @@ from budgetopt.solvers.problem import OUTSIDE
 class Draft:
     """An operator while it is being written down."""
 
-    __slots__ = ("backward", "births", "blocked", "module", "name", "reads", "region", "rng", "snapshot",
+    __slots__ = ("backward", "births", "blocked", "module", "name", "ranks", "reads", "region", "rng", "snapshot",
                  "slots", "time_ns", "watched")  # fmt: skip
 
     def __init__(self, name: str, region: int, module: str, backward: bool) -> None:
         self.name = name
+        self.ranks = ""
         self.region = region
         self.module = module
         self.backward = backward

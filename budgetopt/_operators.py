@@ -142,6 +142,11 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors(item)
 
 
+def ranks(args: Any) -> str:
+    """The numbers of dimensions of the tensors among an operator's arguments, as text: ``"122"``."""
+    return "".join(str(tensor.dim()) for tensor in tensors(args))
+
+
 def written_tensors(info: Info, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
     """The tensors among the arguments that the operator writes, in schema order."""
     found: list[torch.Tensor] = []

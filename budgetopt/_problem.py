@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from budgetopt._errors import BudgetOptError
 from budgetopt._fingerprint_digest import digest
+from budgetopt._numbering import Numbering
 from budgetopt._schema import Decision, OperatorRecord, Plan, Prediction, Profile, RegionPlan, compress
 from budgetopt._units import show_bytes
 from budgetopt.solvers import memory
@@ -200,18 +201,17 @@ def _region_plan(profile: Profile, problem: Problem, solution: Solution, saved: 
     record = profile.regions[number]
     replayed = _may_be_replayed(problem, solution, number)
     decisions: list[Decision] = []
-    nth: dict[str, int] = {}
+    numbering = Numbering()
     for index in record.operators:
         operator = profile.operators[index]
-        count = nth.get(operator.name, 0)
-        nth[operator.name] = count + 1
+        nth = numbering.next(operator.name)
         for slot, value in operator.slots:
             choice = _word(problem, solution, replayed, saved, value)
             if choice is not None:
                 decisions.append(
                     Decision(
                         operator=operator.name,
-                        nth=count,
+                        nth=nth,
                         slot=slot,
                         layer=operator.module,
                         choice=choice,  # type: ignore[arg-type]
@@ -224,6 +224,7 @@ def _region_plan(profile: Profile, problem: Problem, solution: Solution, saved: 
         call=record.call,
         decisions=tuple(decisions),
         operators=tuple(o.name for o in operators),
+        ranks=tuple(o.ranks for o in operators),
         record=tuple(i for i, index in enumerate(record.operators) if index in replayed),
         blocked=tuple(i for i, o in enumerate(operators) if o.blocked),
         snapshot=tuple(i for i, o in enumerate(operators) if o.snapshot),

@@ -228,7 +228,9 @@ def _blocked_scripts(tape: Tape, calls: _Calls) -> dict[tuple[str, int], Script]
         seen[path] = call + 1
         if any(operators[i].blocked for i in numbered):
             steps = [ScriptStep({}, replayable=not operators[i].blocked) for i in numbered]
-            scripts[path, call] = Script([operators[i].name for i in numbered], steps)
+            scripts[path, call] = Script(
+                [operators[i].name for i in numbered], [operators[i].ranks for i in numbered], steps
+            )
     return scripts
 
 

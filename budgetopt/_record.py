@@ -16,7 +16,8 @@ import torch
 from budgetopt import _codec, _device, _torch
 from budgetopt._handles import Foreign, Half, HalfHandle, Handle, Kept, Outer
 from budgetopt._known import Known, Watched
-from budgetopt._operators import INFOS, PLAIN, Info, describe, is_leaf_cast, is_plain, tensors, written_tensors
+from budgetopt._numbering import Numbering
+from budgetopt._operators import INFOS, PLAIN, Info, describe, is_leaf_cast, is_plain, ranks, tensors, written_tensors
 from budgetopt._script import Observer, Policy, Step
 from budgetopt._values import Call, Counters, Operator, Scratch, Value, geometry
 from budgetopt.solvers.problem import Choice
@@ -62,7 +63,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.names = self.script.names if self.script is not None else []
         self.steps = self.script.steps if self.script is not None else []
         self.planned = len(self.names)
-        self.counts: dict[str, int] | None = None
+        self.numbering: Numbering | None = None
         self.unsettled: list[Value] = []
 
     # -- operators -------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         if self.matched and index < self.planned and self.names[index] == info.name:
             step: Step | None = self.steps[index]
         else:
-            step = self._by_key(info.name, index)
+            step = self._by_key(info.name, index, args)
         if step is not None and not step.record and not info.written:
             return info.call(*args, **kwargs) if kwargs else info.call(*args)
         try:
@@ -97,18 +98,20 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             self.broken = self.off = True
         return out
 
-    def _by_key(self, name: str, index: int) -> Step | None:
-        """The step of this operator by name and count, once the calls do not run in step any more."""
+    def _by_key(self, name: str, index: int, args: Any) -> Step | None:
+        """The step of this operator by name, ranks and count, once the calls do not run in step any more."""
         if self.script is None:
             return None
-        if self.counts is None:
+        if self.numbering is None:
             self.matched = False
-            self.counts = {}
-            for earlier in self.names[:index]:
-                self.counts[earlier] = self.counts.get(earlier, 0) + 1
-        nth = self.counts.get(name, 0)
-        self.counts[name] = nth + 1
-        return self.script.by_key.get((name, nth))
+            self.numbering = Numbering()
+            for earlier in zip(self.names[:index], self.script.ranks, strict=False):
+                self.numbering.next(earlier)
+        key = (name, ranks(args))
+        step = self.script.by_key.get((*key, self.numbering.next(key)))
+        self.call.counters.matched += step is not None
+        self.call.counters.unmatched += step is None
+        return step
 
     def _begin(self, info: Info, index: int, step: Step | None, args: Any, kwargs: Any) -> Operator | None:
         """Note the arguments before the operator runs: a write changes what they are.

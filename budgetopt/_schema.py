@@ -114,9 +114,12 @@ class RegionRecord(Strict):
 
 
 class OperatorRecord(Strict):
-    """One dispatched call. `slots` are the values it makes, by the number of the result."""
+    """One dispatched call. `slots` are the values it makes, by the number of the result; `ranks` the numbers
+    of dimensions of its tensor arguments.
+    """
 
     name: str
+    ranks: str = ""
     module: str = ""
     region: int = OUTSIDE
     backward: bool = False
@@ -199,6 +202,7 @@ class RegionPlan(Strict):
     call: int
     decisions: tuple[Decision, ...]
     operators: tuple[str, ...]
+    ranks: tuple[str, ...]
     record: tuple[int, ...]
     blocked: tuple[int, ...]
     snapshot: tuple[int, ...]

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from budgetopt._numbering import Numbering
 from budgetopt._operators import Info
 
 
@@ -40,19 +41,20 @@ class Step:
 class Script:
     """The planned course of one call of a region: its operators in order and a step for each.
 
-    An operator is known by its name and how often that name came before in the call, so that one
-    operator more or less does not shift everything behind it.
+    An operator is known by its name, the ranks of its tensor arguments, and how often the two came before in
+    the call, so that one operator more or less does not shift everything behind it: a mask that is added to
+    scores of four dimensions is no residual connection of three.
     """
 
-    def __init__(self, names: list[str], steps: list[Step]) -> None:
+    def __init__(self, names: list[str], ranks: list[str], steps: list[Step]) -> None:
         self.names = names
+        self.ranks = ranks
         self.steps = steps
-        self.by_key: dict[tuple[str, int], Step] = {}
-        count: dict[str, int] = {}
-        for name, step in zip(names, steps, strict=True):
-            nth = count.get(name, 0)
-            count[name] = nth + 1
-            self.by_key[name, nth] = step
+        numbering = Numbering()
+        self.by_key = {
+            (name, rank, numbering.next((name, rank))): step
+            for name, rank, step in zip(names, ranks, steps, strict=True)
+        }
 
 
 class Policy(Protocol):

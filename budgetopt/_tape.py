@@ -16,7 +16,7 @@ import torch
 from budgetopt import _device, _torch
 from budgetopt._codec import WIDE
 from budgetopt._draft import Draft, Storage, Watch
-from budgetopt._operators import PLAIN, Info, describe, is_plain, tensors, written_tensors
+from budgetopt._operators import PLAIN, Info, describe, is_plain, ranks, tensors, written_tensors
 from budgetopt._record import SNAPSHOT_LIMIT
 from budgetopt._schema import OperatorRecord, ValueRecord
 from budgetopt.solvers.problem import OUTSIDE, Kind
@@ -71,6 +71,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
             return info.call(*args, **kwargs)
         self._poll()
         draft = Draft(info.name, self.region, self.module, self.backward)
+        draft.ranks = ranks(args)
         self._note_arguments(draft, info, args, kwargs)
         name = f"@{len(self.drafts)}"
         if self.mark is None:
@@ -264,6 +265,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
                 blocked = "it reads a tensor from outside that the step writes to"
         return OperatorRecord(
             name=draft.name,
+            ranks=draft.ranks,
             module=draft.module,
             region=draft.region,
             backward=draft.backward,

@@ -185,7 +185,8 @@ class Counters:
     Attributes:
         calls: forwards of planned regions. differing: those whose operators were not the planned ones.
         bypassed: forwards under torch.func or where hooks are forbidden. broken: where recording gave up.
-        replayed: operators run again. made_bytes: bytes made again. proven: values that verifying
+        matched, unmatched: operators of differing calls that were found in the plan, or not, after the first
+            difference. replayed: operators run again. made_bytes: bytes made again. proven: values that verifying
             compared with what was dropped.
     """
 
@@ -193,6 +194,8 @@ class Counters:
     differing: int = 0
     bypassed: int = 0
     broken: int = 0
+    matched: int = 0
+    unmatched: int = 0
     replayed: int = 0
     made_bytes: int = 0
     proven: int = 0
