@@ -22,22 +22,26 @@ if TYPE_CHECKING:
         SolverError,
     )
     from budgetopt._fit import fit
+    from budgetopt._frontier import frontier
     from budgetopt._live import apply, measure, plan_of, remove
+    from budgetopt._plan import Plan
     from budgetopt._profile import profile
-    from budgetopt._schema import Measurement, Plan, Profile
+    from budgetopt._schema import FrontierPoint, Measurement, Profile
     from budgetopt._solve import solve
 
 _WHERE = {
     "fit": "_fit",
+    "frontier": "_frontier",
     "profile": "_profile",
     "solve": "_solve",
     "apply": "_live",
     "remove": "_live",
     "plan_of": "_live",
     "measure": "_live",
-    "Plan": "_schema",
+    "Plan": "_plan",
     "Profile": "_schema",
     "Measurement": "_schema",
+    "FrontierPoint": "_schema",
     "BudgetOptError": "_errors",
     "BudgetOptWarning": "_errors",
     "InfeasibleBudgetError": "_errors",
@@ -51,6 +55,7 @@ _WHERE = {
 __all__ = [
     "BudgetOptError",
     "BudgetOptWarning",
+    "FrontierPoint",
     "InfeasibleBudgetError",
     "InvalidBudgetError",
     "Measurement",
@@ -62,6 +67,7 @@ __all__ = [
     "SolverError",
     "apply",
     "fit",
+    "frontier",
     "measure",
     "plan_of",
     "profile",

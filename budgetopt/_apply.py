@@ -10,21 +10,21 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
 from budgetopt import _torch
-from budgetopt._errors import BudgetOptWarning
 from budgetopt._handles import unpack
+from budgetopt._notices import Notices
 from budgetopt._numbering import Numbering
 from budgetopt._operators import Info
+from budgetopt._plan import WORDS, Plan, RegionPlan
 from budgetopt._record import Recorder
-from budgetopt._schema import Plan, RegionPlan
 from budgetopt._script import Observer, Policy, Script, Step
 from budgetopt._values import Call, Counters
 from budgetopt.solvers.problem import Choice
@@ -46,28 +46,48 @@ class PlanPolicy:
 
 
 class Region:
-    """A planned module: the scripts of its calls in a step, and what came of them."""
+    """A planned module: the scripts of its calls in a step, and what came of them.
 
-    def __init__(self, path: str, scripts: list[Script | None], *, drops: list[bool]) -> None:
+    Attributes:
+        shapes: of the first tensor argument, as planned, per call. notices: where to say that a call differs.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        scripts: list[Script | None],
+        *,
+        drops: list[bool],
+        shapes: list[tuple[int, ...]] | None = None,
+        notices: Notices | None = None,
+    ) -> None:
         self.path = path
         self.scripts = scripts
         self.drops = drops
+        self.shapes = shapes
+        self.sizes = [prod(shape) for shape in shapes] if shapes is not None else None
+        self.notices = notices
         self.counters = Counters()
         self.verify = False
         self.observer: Observer | None = None
         self.policy: Callable[[Script | None], Policy] = PlanPolicy
         self.next_call = 0
         self.gone: set[int] = set()
-        self.warned = False
         self.watched: list[tuple[int, Call]] = []
 
-    def recorder(self) -> Recorder | None:
-        """A recorder for the coming call, or None where its plan keeps everything."""
+    def recorder(self, first: torch.Tensor | None) -> Recorder | None:
+        """A recorder for the coming call, or None where its plan keeps everything.
+
+        Args:
+            first: the first tensor argument of the call, to see whether it is larger than planned.
+        """
         number = self.next_call
         call = number % len(self.scripts)
         self.next_call += 1
         if not self.drops[call]:
             return None
+        if self.sizes is not None and first is not None and first.numel() > self.sizes[call]:
+            self._larger(call, first)
         policy: Policy = self.policy(self.scripts[call])
         policy.verify = self.verify
         recorder = Recorder(policy, self.counters, self.observer)
@@ -92,21 +112,16 @@ class Region:
         planned = recorder.script
         if whole and planned is not None and not (recorder.matched and recorder.position == len(planned.names)):
             self.counters.differing += 1
-            _warn_once(self)
+            if self.notices is not None:
+                self.notices.differs(self.path)
 
+    def _larger(self, call: int, first: torch.Tensor) -> None:
+        if self.notices is not None and self.shapes is not None:
+            self.notices.larger(self.shapes[call], first.shape)
 
-def _warn_once(region: Region) -> None:
-    """Say, once per region, that a call was not the planned one."""
-    if region.warned:
-        return
-    region.warned = True
-    warnings.warn(
-        f"budgetopt: {region.path or 'the model'} ran other operators than planned (another shape, mask or branch?). "
-        "What the plan does not speak of is recomputed: exact, memory first, perhaps slower. "
-        "Call budgetopt.fit again to plan for it.",
-        BudgetOptWarning,
-        stacklevel=5,
-    )
+    def copied(self) -> Region:
+        """The same plan for a copy of the module, with counters of its own."""
+        return Region(self.path, self.scripts, drops=self.drops, shapes=self.shapes, notices=self.notices)
 
 
 class PlannedForward:
@@ -146,12 +161,13 @@ class PlannedForward:
         if _torch.functorch_active() or not _torch.hooks_enabled():
             self.region.counters.bypassed += 1
             return forward(*args, **kwargs)
-        recorder = self.region.recorder()
+        first = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+        recorder = self.region.recorder(first)
         if recorder is None:
             return forward(*args, **kwargs)
         observer = recorder.observer
         if observer is not None:
-            observer.entered()
+            observer.entered(() if first is None else tuple(first.shape))
         whole = False
         try:
             with torch.autograd.graph.saved_tensors_hooks(_bound_pack(recorder), unpack), recorder:
@@ -176,7 +192,7 @@ def _rebuild(module: Any, region: Region, before: Callable[..., Any] | None = No
     rebuilt = PlannedForward.__new__(PlannedForward)
     rebuilt._module = weakref.ref(module)
     rebuilt._before = before
-    rebuilt.region = Region(region.path, region.scripts, drops=region.drops)
+    rebuilt.region = region.copied()
     rebuilt.__signature__ = inspect.signature(forward)
     rebuilt.__name__ = "forward"
     rebuilt.__doc__ = forward.__doc__
@@ -271,20 +287,22 @@ def regions_of(plan: Plan) -> list[Region]:
     for planned in plan.regions:
         by_path.setdefault(planned.path, {})[planned.call] = planned
     regions = []
+    notices = Notices(plan)
     for path, calls in by_path.items():
         count = plan.calls.get(path, max(calls) + 1)
         scripts = [_script(calls[call]) if call in calls else None for call in range(count)]
-        regions.append(Region(path, scripts, drops=[script is not None for script in scripts]))
+        shapes = [calls[call].shape if call in calls else () for call in range(count)]
+        drops = [script is not None for script in scripts]
+        regions.append(Region(path, scripts, drops=drops, shapes=shapes, notices=notices))
     return regions
 
 
 def _script(planned: RegionPlan) -> Script:
-    words = {"keep": Choice.KEEP, "hold": Choice.KEEP, "recompute": Choice.RECOMPUTE, "fp16": Choice.FP16}
     choices: dict[tuple[str, int], dict[int, int]] = {}
     holds: dict[tuple[str, int], list[int]] = {}
     for decision in planned.decisions:
         key = (decision.operator, decision.nth)
-        choices.setdefault(key, {})[decision.slot] = int(words[decision.choice])
+        choices.setdefault(key, {})[decision.slot] = int(WORDS[decision.choice])
         if decision.choice == "hold":
             holds.setdefault(key, []).append(decision.slot)
     record, blocked, snapshot = set(planned.record), set(planned.blocked), set(planned.snapshot)

@@ -14,10 +14,11 @@ import torch
 from budgetopt import _apply, _device, _fingerprint
 from budgetopt._errors import BudgetOptError, InvalidBudgetError, OverBudgetError, PlanMismatchError
 from budgetopt._fixed import Resident, device_of, optimizer_bytes
+from budgetopt._plan import Plan, Verification
 from budgetopt._problem import CHOICES
 from budgetopt._profile import profile
 from budgetopt._report import fit_line
-from budgetopt._schema import Plan, Profile, Verification
+from budgetopt._schema import Profile
 from budgetopt._solve import solve
 from budgetopt._state import random_states, restore_random, untouched
 from budgetopt._step import Step

@@ -10,7 +10,8 @@ import torch
 from budgetopt import _apply, _fingerprint
 from budgetopt._errors import BudgetOptError
 from budgetopt._fixed import Resident, optimizer_bytes
-from budgetopt._schema import Measurement, Plan
+from budgetopt._plan import Plan
+from budgetopt._schema import Measurement
 from budgetopt._state import untouched
 from budgetopt._step import Step
 from budgetopt._verify import run_once

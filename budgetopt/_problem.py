@@ -1,17 +1,11 @@
-"""Between the profile and the solvers: Profile + budget → Problem, Solution → Plan. No torch.
-
-A problem has integers only; names come back when a solution becomes a plan.
-"""
+"""From the profile to the solvers: Profile + budget → Problem, integers only. No torch."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from budgetopt._errors import BudgetOptError
-from budgetopt._fingerprint_digest import digest
-from budgetopt._numbering import Numbering
-from budgetopt._schema import Decision, OperatorRecord, Plan, Prediction, Profile, RegionPlan, compress
+from budgetopt._schema import OperatorRecord, Profile
 from budgetopt._units import show_bytes
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import (
@@ -22,11 +16,12 @@ from budgetopt.solvers.problem import (
     Operator,
     Problem,
     Region,
-    Solution,
     Value,
 )
 
 CHOICES = ("keep", "recompute", "fp16")
+UNSEEN = 4096
+"""Bytes kept free for what no event shows: numbers that become tensors inside operators."""
 
 
 def to_problem(
@@ -48,7 +43,7 @@ def to_problem(
     """
     allowed = _checked(profile, allow, exclude)
     crossing = _crossing(profile)
-    excluded = {i for i, o in enumerate(profile.operators) if _inside(o.module, exclude)}
+    excluded = {i for i, o in enumerate(profile.operators) if inside(o.module, exclude)}
     unwanted = {value for operator, slot in kept for s, value in profile.operators[operator].slots if s == slot}
     values = tuple(
         Value(
@@ -87,16 +82,22 @@ def _checked(profile: Profile, allow: Iterable[str], exclude: Iterable[str]) -> 
     unknown = allowed - set(CHOICES)
     if unknown:
         raise BudgetOptError(f"allow={sorted(unknown)}: no such choice; there are {', '.join(CHOICES)}")
-    paths = {path for path, _ in profile.fingerprint["modules"]}
-    for path in exclude:
-        if path not in paths:
-            near = ", ".join(sorted(p for p in paths if p and p.split(".")[-1] == path.split(".")[-1])[:3])
-            hint = f"; did you mean {near}?" if near else "; names are those of model.named_modules()"
-            raise BudgetOptError(f"exclude: the model has no layer {path!r}{hint}")
+    require_layers(profile, exclude, "exclude")
     return allowed
 
 
-def _inside(module: str, paths: Iterable[str]) -> bool:
+def require_layers(profile: Profile, layers: Iterable[str], argument: str) -> None:
+    """Raise a BudgetOptError unless the model has modules of these names."""
+    paths = {path for path, _ in profile.fingerprint["modules"]}
+    for path in layers:
+        if path not in paths:
+            near = ", ".join(sorted(p for p in paths if p and p.split(".")[-1] == path.split(".")[-1])[:3])
+            hint = f"; did you mean {near}?" if near else "; names are those of model.named_modules()"
+            raise BudgetOptError(f"{argument}: the model has no layer {path!r}{hint}")
+
+
+def inside(module: str, paths: Iterable[str]) -> bool:
+    """Whether a module is one of those named, or a part of one."""
     return any(module == path or module.startswith(path + ".") or path == "" for path in paths)
 
 
@@ -154,124 +155,6 @@ def describe_event(profile: Profile, position: int) -> str:
             phase = "the backward pass" if operator.backward else "the forward pass"
             return f"{operator.name}{where}, {phase}"
     return "the start of the step"
-
-
-def to_plan(
-    profile: Profile,
-    problem: Problem,
-    solution: Solution,
-    *,
-    budget: int,
-    headroom: int,
-    allow: Iterable[str],
-    exclude: Iterable[str],
-) -> Plan:
-    """A solution with its names back: decisions by region, call, operator and slot."""
-    saved = set(profile.handles)
-    regions = [
-        _region_plan(profile, problem, solution, saved, number)
-        for number, _ in enumerate(profile.regions)
-        if any(problem.values[v].region == number and solution.choices[v] != Choice.KEEP for v in saved)
-    ]
-    return Plan(
-        budget_bytes=budget,
-        headroom_bytes=headroom,
-        predicted=Prediction(
-            peak_bytes=solution.peak,
-            plain_peak_bytes=profile.peak_bytes,
-            resident_bytes=profile.fixed.total,
-            overhead=solution.cost_ns / profile.step_ns if profile.step_ns else 0.0,
-            extra_ns=solution.cost_ns,
-            peak_at=describe_event(profile, solution.peak_event),
-        ),
-        solver=solution.solver,
-        status=solution.status,
-        gap=round(solution.gap, 6),
-        allow=tuple(c for c in CHOICES if c in set(allow) | {"keep"}),
-        exclude=tuple(exclude),
-        regions=tuple(regions),
-        calls=dict(Counter(record.path for record in profile.regions)),
-        fingerprint=digest(profile.fingerprint),
-        environment=profile.environment,
-        profile_data=compress(profile),
-    )
-
-
-def _region_plan(profile: Profile, problem: Problem, solution: Solution, saved: set[int], number: int) -> RegionPlan:
-    record = profile.regions[number]
-    replayed = _may_be_replayed(problem, solution, number)
-    decisions: list[Decision] = []
-    numbering = Numbering()
-    for index in record.operators:
-        operator = profile.operators[index]
-        nth = numbering.next(operator.name)
-        for slot, value in operator.slots:
-            choice = _word(problem, solution, replayed, saved, value)
-            if choice is not None:
-                decisions.append(
-                    Decision(
-                        operator=operator.name,
-                        nth=nth,
-                        slot=slot,
-                        layer=operator.module,
-                        choice=choice,  # type: ignore[arg-type]
-                        bytes=profile.storages[profile.values[value].storage],
-                    )
-                )
-    operators = [profile.operators[i] for i in record.operators]
-    return RegionPlan(
-        path=record.path,
-        call=record.call,
-        decisions=tuple(decisions),
-        operators=tuple(o.name for o in operators),
-        ranks=tuple(o.ranks for o in operators),
-        record=tuple(i for i, index in enumerate(record.operators) if index in replayed),
-        blocked=tuple(i for i, o in enumerate(operators) if o.blocked),
-        snapshot=tuple(i for i, o in enumerate(operators) if o.snapshot),
-    )
-
-
-def _may_be_replayed(problem: Problem, solution: Solution, region: int) -> set[int]:
-    """Operators in the closure of the region's dropped values: those that the executor must record.
-
-    fp16 values' operators too: they must be known as values to be stored, though none may be replayed.
-    """
-    exact: set[int] = set()
-    coded: set[int] = set()
-    stack: list[int] = []
-    for v in set(problem.handles):
-        if problem.values[v].region == region and solution.choices[v] == Choice.RECOMPUTE:
-            stack.append(v)
-        elif problem.values[v].region == region and solution.choices[v] == Choice.FP16:
-            coded.update(_chain(problem, v))
-    while stack:
-        value = problem.values[stack.pop()]
-        if value.operator == OUTSIDE or value.operator in exact:
-            continue
-        exact.add(value.operator)
-        for read in problem.operators[value.operator].reads:
-            if problem.values[read].region == region and solution.choices[read] != Choice.KEEP:
-                stack.append(read)
-    return exact | coded
-
-
-def _chain(problem: Problem, value: int) -> set[int]:
-    """The operators that wrote the versions of a storage up to `value`."""
-    operators = set()
-    while value != OUTSIDE:
-        operators.add(problem.values[value].operator)
-        value = problem.values[value].previous
-    return operators - {OUTSIDE}
-
-
-def _word(problem: Problem, solution: Solution, replayed: set[int], saved: set[int], value: int) -> str | None:
-    choice = solution.choices[value]
-    if choice == Choice.FP16:
-        return "fp16"
-    if value in saved:
-        return "keep" if choice == Choice.KEEP else "recompute"
-    held = choice == Choice.KEEP and any(value in problem.operators[i].reads for i in replayed)
-    return "hold" if held else None
 
 
 def infeasible(problem: Problem, profile: Profile) -> tuple[int, str]:

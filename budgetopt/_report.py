@@ -13,7 +13,8 @@ from rich.table import Table
 from budgetopt._units import show_bytes, show_ns
 
 if TYPE_CHECKING:
-    from budgetopt._schema import Plan, Profile
+    from budgetopt._plan import Plan
+    from budgetopt._schema import Profile
 
 WIDTH = 120
 

@@ -1,18 +1,16 @@
-"""What is saved and handed around: profiles, plans, measurements. Pydantic models, no torch.
+"""What is saved and handed around: profiles and measurements. Pydantic models, no torch.
 
 All sizes are bytes and all times nanoseconds, as exact integers.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import tempfile
-import zlib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from budgetopt._errors import BudgetOptError, PlanMismatchError
 from budgetopt.solvers.problem import OUTSIDE
@@ -105,12 +103,16 @@ class Fixed(Strict):
 
 
 class RegionRecord(Strict):
-    """One call of one module that is a unit of planning; `operators` index the profile's operators."""
+    """One call of one module that is a unit of planning; `operators` index the profile's operators.
+
+    `shape` is that of its first tensor argument: a call with more elements is a larger batch.
+    """
 
     path: str
     call: int
     operators: tuple[int, ...]
     record_ns: int
+    shape: tuple[int, ...] = ()
 
 
 class OperatorRecord(Strict):
@@ -154,9 +156,20 @@ class LayerRecord(Strict):
     forward_ns: int
 
 
+class Smaller(Strict):
+    """The same step at a smaller batch: bytes per storage, workspace per operator, bytes of the sample."""
+
+    batch: int
+    storages: tuple[int, ...]
+    workspaces: tuple[int, ...]
+    sample: int
+
+
 class Profile(Saved):
     """One measured training step.
 
+    `batch` is the first dimension that all tensors of the sample share, 0 if they do not; `smaller` the step
+    at a smaller one, from which other batch sizes are predicted, or None and `one_size` says why.
     `replay_ns` is what running one operator again costs beside the operator itself. `peak_bytes` is the
     plain step's peak, resident bytes included, as the referee predicts it.
     """
@@ -172,6 +185,9 @@ class Profile(Saved):
     handles: tuple[int, ...]
     events: tuple[tuple[int, int], ...]
     layers: tuple[LayerRecord, ...] = ()
+    batch: int = 0
+    smaller: Smaller | None = None
+    one_size: str = ""
     step_ns: int
     replay_ns: int
     peak_bytes: int = 0
@@ -184,117 +200,16 @@ class Profile(Saved):
         return profile_table(self)
 
 
-class Decision(Strict):
-    """What happens to one value: the `slot`-th result of the `nth` operator of its name in the region's call."""
+class FrontierPoint(Strict):
+    """The cheapest plan found for one budget: predicted peak and where it is, extra time, proven gap."""
 
-    operator: str
-    nth: int
-    slot: int
-    layer: str
-    choice: Literal["keep", "hold", "recompute", "fp16"]
-    bytes: int
-
-
-class RegionPlan(Strict):
-    """The decisions for one call of one module, and the operators that make the call the planned one."""
-
-    path: str
-    call: int
-    decisions: tuple[Decision, ...]
-    operators: tuple[str, ...]
-    ranks: tuple[str, ...]
-    record: tuple[int, ...]
-    blocked: tuple[int, ...]
-    snapshot: tuple[int, ...]
-
-    def exact(self) -> RegionPlan:
-        """The same with values recomputed that are in fp16 here; every operator is recorded."""
-        words = {"fp16": "recompute"}
-        decisions = tuple(d.model_copy(update={"choice": words.get(d.choice, d.choice)}) for d in self.decisions)
-        return self.model_copy(update={"decisions": decisions, "record": tuple(range(len(self.operators)))})
-
-
-class Prediction(Strict):
-    """What the referee says of a plan. `overhead` is extra time ÷ plain step time."""
-
-    peak_bytes: int
-    plain_peak_bytes: int
-    resident_bytes: int
-    overhead: float
-    extra_ns: int
-    peak_at: str
-
-
-class Verification(Strict):
-    """What running the plan showed."""
-
-    peak_bytes: int
-    step_ns: int
-    values_proven: int
-    values_kept_after_proof: tuple[str, ...] = ()
-    grad_error: float | None = None
-
-
-class Plan(Saved):
-    """Decisions for every planned region, bound to a model and a sample; `profile` is compressed."""
-
-    version: Literal[1] = 1
     budget_bytes: int
-    headroom_bytes: int = 0
-    predicted: Prediction
-    measured: Verification | None = None
-    solver: str
-    status: str
+    peak_bytes: int
+    peak_at: str
+    extra_ns: int
+    overhead: float
     gap: float
-    allow: tuple[str, ...]
-    exclude: tuple[str, ...] = ()
-    regions: tuple[RegionPlan, ...]
-    calls: dict[str, int] = {}
-    fingerprint: dict[str, Any]
-    environment: Environment
-    profile_data: str = ""
-
-    @property
-    def profile(self) -> Profile:
-        """The profile that the plan was solved from.
-
-        Raises:
-            PlanMismatchError: it was damaged, or written by another version.
-        """
-        try:
-            return Profile.model_validate_json(zlib.decompress(base64.b85decode(self.profile_data)))
-        except (ValueError, zlib.error) as error:
-            raise PlanMismatchError(
-                "the profile inside the plan can't be read: the file was damaged or written by another version of "
-                "budgetopt. Delete it to have it made anew."
-            ) from error
-
-    @property
-    def profile_optimizer(self) -> int:
-        """Bytes that were reserved for the optimizer's state."""
-        return self.profile.fixed.optimizer
-
-    @property
-    def drops(self) -> bool:
-        """Whether anything is not kept: if not, the plan leaves the model untouched."""
-        return any(d.choice in ("recompute", "fp16") for region in self.regions for d in region.decisions)
-
-    @model_validator(mode="after")
-    def _one_plan_per_call(self) -> Plan:
-        calls = [(region.path, region.call) for region in self.regions]
-        if len(set(calls)) != len(calls):
-            raise ValueError("a region's call is planned twice")
-        return self
-
-    def __str__(self) -> str:
-        from budgetopt._report import plan_table
-
-        return plan_table(self)
-
-
-def compress(profile: Profile) -> str:
-    """The profile as text that fits into a plan's JSON."""
-    return base64.b85encode(zlib.compress(profile.model_dump_json().encode(), 6)).decode()
+    solver: str
 
 
 class Measurement(Strict):

@@ -76,8 +76,8 @@ class Policy(Protocol):
 class Observer(Protocol):
     """Who wants to know what happens: the profiler. Every method is called right after the fact."""
 
-    def entered(self) -> None:
-        """The region's forward begins."""
+    def entered(self, shape: tuple[int, ...]) -> None:
+        """The region's forward begins; `shape` is that of its first tensor argument."""
 
     def left(self) -> None:
         """It ends."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from budgetopt import solvers
+from budgetopt._answer import to_plan
 from budgetopt._errors import InfeasibleBudgetError, SolverError
-from budgetopt._problem import CHOICES, infeasible, to_plan, to_problem
-from budgetopt._schema import Plan, Profile
+from budgetopt._plan import Plan
+from budgetopt._problem import CHOICES, UNSEEN, infeasible, to_problem
+from budgetopt._schema import Profile
 from budgetopt._units import parse_bytes, show_bytes
 from budgetopt.solvers.problem import Problem, Solution
-
-UNSEEN = 4096
-"""Bytes kept free for what no event shows: numbers that become tensors inside operators."""
 
 
 def solve(
@@ -48,13 +47,14 @@ def solve(
     limit = parse_bytes(budget, total=None, free=None)
     usable = limit - headroom - excess - UNSEEN
     problem = to_problem(profile, usable, allow=allow, exclude=exclude, kept=frozenset(kept))
-    solution = _solution(problem, profile, limit, solver, backend, time_limit, gap)
+    solution = solution_for(problem, profile, limit, solver, backend, time_limit, gap)
     return to_plan(profile, problem, solution, budget=limit, headroom=headroom, allow=allow, exclude=exclude)
 
 
-def _solution(
+def solution_for(
     problem: Problem, profile: Profile, limit: int, solver: str, backend: str, time_limit: float, gap: float
 ) -> Solution:
+    """The solver's answer; its errors speak of `limit`, the bytes that the user gave."""
     if backend not in ("auto", "cbc", "highs"):
         raise SolverError(f"backend {backend!r} is not one of auto, cbc, highs")
     try:

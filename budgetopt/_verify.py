@@ -9,7 +9,7 @@ import torch
 
 from budgetopt import _apply, _device
 from budgetopt._fixed import Resident
-from budgetopt._schema import Plan
+from budgetopt._plan import Plan
 from budgetopt._state import fresh_gradients, random_states, restore_random
 from budgetopt._step import Step
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from budgetopt import Plan, Profile, apply
-from budgetopt._problem import to_plan, to_problem
+from budgetopt._answer import to_plan
+from budgetopt._problem import to_problem
 from budgetopt.solvers import Choice, Solution, simulate
 from tests.models import Built, fresh_batch
 from tests.outside_meter import peak_bytes, resident_bytes

@@ -162,7 +162,7 @@ def test_fit_runs_few_steps() -> None:
     budget = share((model.stack, model.sample), 0.6)
     COUNT[0] = 0
     budgetopt.fit(model, model.sample, budget, allow=EXACT, optimizer=None)
-    assert COUNT[0] == 5  # survey, memory, clock, proof, peak
+    assert COUNT[0] == 6  # survey, memory, half the batch, clock, proof, peak
 
 
 def test_a_second_plan_replaces_the_first_and_remove_undoes_it() -> None:

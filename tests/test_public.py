@@ -8,9 +8,9 @@ import sys
 import budgetopt
 
 NAMES = [
-    "BudgetOptError", "BudgetOptWarning", "InfeasibleBudgetError", "InvalidBudgetError", "Measurement",
+    "BudgetOptError", "BudgetOptWarning", "FrontierPoint", "InfeasibleBudgetError", "InvalidBudgetError", "Measurement",
     "OverBudgetError", "Plan", "PlanMismatchError", "Profile", "ProfileError", "SolverError",
-    "apply", "fit", "measure", "plan_of", "profile", "remove", "solve",
+    "apply", "fit", "frontier", "measure", "plan_of", "profile", "remove", "solve",
 ]  # fmt: skip
 
 

@@ -1,0 +1,64 @@
+"""What each byte buys: the cheapest plan's overhead at budgets from the smallest feasible one up. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from budgetopt._errors import BudgetOptError
+from budgetopt._problem import CHOICES, UNSEEN, describe_event, to_problem
+from budgetopt._schema import FrontierPoint, Profile
+from budgetopt._solve import solution_for
+from budgetopt.solvers import memory
+from budgetopt.solvers.problem import Solution
+
+
+def frontier(
+    profile: Profile,
+    *,
+    points: int = 8,
+    allow: Iterable[str] = CHOICES,
+    exclude: Iterable[str] = (),
+    solver: str = "auto",
+    backend: str = "auto",
+    time_limit: float = 2.0,
+    gap: float = 0.01,
+) -> list[FrontierPoint]:
+    """Solve for `points` budgets, evenly spaced in bytes from the smallest feasible one to keep-everything.
+
+    Args:
+        points: how many, two or more. time_limit: seconds per budget. The others: see :func:`budgetopt.solve`.
+
+    Returns:
+        points with rising budgets, whose predicted overhead never rises: a cheaper plan for less memory is
+        taken for more as well.
+
+    Raises:
+        BudgetOptError: fewer than two points, an unknown choice or layer. SolverError: no engine answered.
+    """
+    if points < 2:
+        raise BudgetOptError(f"points={points}: give two or more, the smallest budget and keep-everything are two")
+    allow, exclude = tuple(allow), tuple(exclude)
+    lowest = memory.minimum(to_problem(profile, 0, allow=allow, exclude=exclude))[0] + UNSEEN
+    highest = max(lowest, profile.peak_bytes + UNSEEN)
+    found: list[FrontierPoint] = []
+    best: Solution | None = None
+    for number in range(points):
+        budget = lowest + (highest - lowest) * number // (points - 1)
+        problem = to_problem(profile, budget - UNSEEN, allow=allow, exclude=exclude)
+        answer = solution_for(problem, profile, budget, solver, backend, time_limit, gap)
+        if best is None or answer.cost_ns <= best.cost_ns:
+            best = answer
+        found.append(_point(profile, budget, best))
+    return found
+
+
+def _point(profile: Profile, budget: int, solution: Solution) -> FrontierPoint:
+    return FrontierPoint(
+        budget_bytes=budget,
+        peak_bytes=solution.peak,
+        peak_at=describe_event(profile, solution.peak_event),
+        extra_ns=solution.cost_ns,
+        overhead=solution.cost_ns / profile.step_ns if profile.step_ns else 0.0,
+        gap=round(solution.gap, 6),
+        solver=solution.solver,
+    )

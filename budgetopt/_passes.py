@@ -1,0 +1,180 @@
+"""Run a training step under a drop-all policy with a tape at the root: what the profiler measures.
+
+It drops and replays as it goes, because the user's plain step does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from budgetopt import _apply, _device
+from budgetopt._fixed import Resident
+from budgetopt._numbering import Numbering
+from budgetopt._operators import Info
+from budgetopt._regions import module_hooks
+from budgetopt._script import Script
+from budgetopt._script import Step as ScriptStep
+from budgetopt._state import fresh_gradients, restore_random
+from budgetopt._step import Step
+from budgetopt._tape import Tape
+from budgetopt.solvers.problem import Choice
+
+
+class _DropAll:
+    """Drop everything that can be made again; integers stay, since a wrong index kills a CUDA context."""
+
+    def __init__(self, script: Script | None) -> None:
+        self.script = script
+        self.verify = False
+        self.snapshot = True
+
+    def unplanned(self, info: Info, tensor: torch.Tensor) -> int:
+        """Every floating value is made again."""
+        exact = tensor.is_floating_point() or tensor.is_complex()
+        return int(Choice.RECOMPUTE) if exact else int(Choice.KEEP)
+
+
+class Calls:
+    """The region calls of one step, in order, and the operators that each numbered."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.paths: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.numbered: list[list[int]] = []
+
+    def numbers(self) -> list[int]:
+        """Per region call, the number of earlier calls of the same region."""
+        numbering = Numbering()
+        return [numbering.next(path) for path in self.paths]
+
+
+class _Observer:
+    """One region's word to the tape."""
+
+    def __init__(self, calls: Calls, path: str) -> None:
+        self.calls = calls
+        self.path = path
+        self.holding = calls.tape.holding
+        self.packed = calls.tape.packed
+        self.unpacked = calls.tape.unpacked
+        self.died = calls.tape.died
+
+    def entered(self, shape: tuple[int, ...]) -> None:
+        self.calls.paths.append(self.path)
+        self.calls.shapes.append(shape)
+        self.calls.numbered.append([])
+        self.calls.tape.entered(len(self.calls.paths) - 1)
+
+    def left(self) -> None:
+        self.calls.tape.left()
+
+    def recorded(self, why_not: str, rng: bool) -> None:
+        self.calls.numbered[-1].append(len(self.calls.tape.drafts) - 1)
+        self.calls.tape.recorded(why_not, rng)
+
+
+class Pass:
+    """One run of the step with a tape."""
+
+    def __init__(self, tape: Tape, calls: Calls, peak: _device.Peak | None) -> None:
+        self.tape = tape
+        self.calls = calls
+        self.peak = peak
+
+
+def run_taped(
+    model: torch.nn.Module, how: Step, resident: Resident, paths: list[str], states: Any, *, metered: bool
+) -> Pass:
+    """One step under the drop-all policy; further tries keep what turned out not to be replayable."""
+    scripts: dict[tuple[str, int], Script] = {}
+    for last in (False, False, True):
+        restore_random(states)
+        fresh_gradients(resident.leaves, resident.gradient > 0)
+        attempt = _attempt(model, how, resident, paths, scripts, metered=metered, last=last)
+        if isinstance(attempt, Pass):
+            return attempt
+        scripts = attempt
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _attempt(
+    model: torch.nn.Module,
+    how: Step,
+    resident: Resident,
+    paths: list[str],
+    scripts: dict[tuple[str, int], Script],
+    *,
+    metered: bool,
+    last: bool,
+) -> Pass | dict[tuple[str, int], Script]:
+    device = resident.device
+    kind = _device.backend(device)
+    measuring: Any = kind.meter(device, True) if metered else nullcontext()
+    with measuring as peak:
+        mark = (lambda name: kind.mark(device, peak, name)) if metered else None
+        tape = Tape(device, resident.identities, mark)
+        calls = Calls(tape)
+        _apply.install(model, None, [_region(path, calls, scripts) for path in paths])
+        try:
+            with _module_names(model, tape), tape:
+                out, loss = how.forward(model)
+                tape.forward_ended()
+                loss.backward()  # type: ignore[no-untyped-call]
+                tape.close()
+            del out, loss
+        except RuntimeError as error:
+            if last or "modified by an inplace operation" not in str(error):
+                raise
+            tape.closed = True
+            return _blocked_scripts(tape, calls)
+        finally:
+            tape.closed = True
+            _apply.uninstall(model)
+    return Pass(tape, calls, peak)
+
+
+def _region(path: str, calls: Calls, scripts: dict[tuple[str, int], Script]) -> _apply.Region:
+    mine = {call: script for (name, call), script in scripts.items() if name == path}
+    count = max(mine, default=0) + 1
+    region = _apply.Region(path, [mine.get(call) for call in range(count)], drops=[True] * count)
+    region.policy = _DropAll
+    region.observer = _Observer(calls, path)
+    return region
+
+
+def _blocked_scripts(tape: Tape, calls: Calls) -> dict[tuple[str, int], Script]:
+    """Scripts that keep what reads a large outside tensor that the step itself writes to."""
+    operators = tape.operators({})
+    scripts: dict[tuple[str, int], Script] = {}
+    for path, call, numbered in zip(calls.paths, calls.numbers(), calls.numbered, strict=True):
+        if any(operators[i].blocked for i in numbered):
+            steps = [ScriptStep({}, replayable=not operators[i].blocked) for i in numbered]
+            scripts[path, call] = Script(
+                [operators[i].name for i in numbered], [operators[i].ranks for i in numbered], steps
+            )
+    return scripts
+
+
+@contextmanager
+def _module_names(model: torch.nn.Module, tape: Tape) -> Iterator[None]:
+    """Tell the tape which module is running."""
+    names = {module: path for path, module in model.named_modules()}
+    stack: list[str] = [""]
+
+    def entered(module: torch.nn.Module, args: Any) -> None:
+        if module in names:
+            stack.append(names[module])
+            tape.module = stack[-1]
+
+    def left(module: torch.nn.Module, args: Any, out: Any) -> None:
+        if module in names and len(stack) > 1:
+            stack.pop()
+            tape.module = stack[-1]
+
+    with module_hooks(entered, left):
+        yield

@@ -1,0 +1,185 @@
+"""A plan: decisions by name, what is predicted of them, what running them showed. Pydantic models, no torch."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any, Final, Literal
+
+from pydantic import Field, model_validator
+
+from budgetopt import _batch, _explain
+from budgetopt._errors import PlanMismatchError
+from budgetopt._numbering import Numbering
+from budgetopt._problem import UNSEEN
+from budgetopt._schema import Environment, Profile, Saved, Strict
+from budgetopt._units import parse_bytes
+from budgetopt.solvers.problem import Choice
+
+WORDS: Final = {"keep": Choice.KEEP, "hold": Choice.KEEP, "recompute": Choice.RECOMPUTE, "fp16": Choice.FP16}
+"""What a decision's word means; what a planned region makes and no decision names is made again."""
+
+
+class Decision(Strict):
+    """What happens to one value: the `slot`-th result of the `nth` operator of its name in the region's call."""
+
+    operator: str
+    nth: int
+    slot: int
+    layer: str
+    choice: Literal["keep", "hold", "recompute", "fp16"]
+    bytes: int
+
+
+class RegionPlan(Strict):
+    """The decisions for one call of one module, and the operators that make the call the planned one."""
+
+    path: str
+    call: int
+    decisions: tuple[Decision, ...]
+    operators: tuple[str, ...]
+    ranks: tuple[str, ...]
+    record: tuple[int, ...]
+    blocked: tuple[int, ...]
+    snapshot: tuple[int, ...]
+    shape: tuple[int, ...] = ()
+
+    def exact(self) -> RegionPlan:
+        """The same with values recomputed that are in fp16 here; every operator is recorded."""
+        words = {"fp16": "recompute"}
+        decisions = tuple(d.model_copy(update={"choice": words.get(d.choice, d.choice)}) for d in self.decisions)
+        return self.model_copy(update={"decisions": decisions, "record": tuple(range(len(self.operators)))})
+
+
+class Prediction(Strict):
+    """What the referee says of a plan. `overhead` is extra time ÷ plain step time."""
+
+    peak_bytes: int
+    plain_peak_bytes: int
+    resident_bytes: int
+    overhead: float
+    extra_ns: int
+    peak_at: str
+
+
+class Verification(Strict):
+    """What running the plan showed."""
+
+    peak_bytes: int
+    step_ns: int
+    values_proven: int
+    values_kept_after_proof: tuple[str, ...] = ()
+    grad_error: float | None = None
+
+
+class Plan(Saved):
+    """Decisions for every planned region, bound to a model and a sample; `profile` is compressed."""
+
+    version: Literal[1] = 1
+    budget_bytes: int
+    headroom_bytes: int = 0
+    predicted: Prediction
+    measured: Verification | None = None
+    solver: str
+    status: str
+    gap: float
+    allow: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
+    regions: tuple[RegionPlan, ...]
+    calls: dict[str, int] = Field(default_factory=dict)
+    fingerprint: dict[str, Any]
+    environment: Environment
+    profile_data: str = ""
+
+    @property
+    def profile(self) -> Profile:
+        """The profile that the plan was solved from.
+
+        Raises:
+            PlanMismatchError: it was damaged, or written by another version.
+        """
+        try:
+            return Profile.model_validate_json(zlib.decompress(base64.b85decode(self.profile_data)))
+        except (ValueError, zlib.error) as error:
+            raise PlanMismatchError(
+                "the profile inside the plan can't be read: the file was damaged or written by another version of "
+                "budgetopt. Delete it to have it made anew."
+            ) from error
+
+    @property
+    def profile_optimizer(self) -> int:
+        """Bytes that were reserved for the optimizer's state."""
+        return self.profile.fixed.optimizer
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything is not kept: if not, the plan leaves the model untouched."""
+        return any(d.choice in ("recompute", "fp16") for region in self.regions for d in region.decisions)
+
+    def choices(self, profile: Profile) -> list[Choice]:
+        """The decisions as a choice for every value of :attr:`profile` (passed in: reading it takes time)."""
+        choices = [Choice.KEEP] * len(profile.values)
+        numbers = {(record.path, record.call): record.operators for record in profile.regions}
+        for region in self.regions:
+            numbering = Numbering()
+            slots: dict[tuple[str, int], dict[int, int]] = {}
+            for operator in (profile.operators[i] for i in numbers[region.path, region.call]):
+                slots[operator.name, numbering.next(operator.name)] = dict(operator.slots)
+                for _, value in operator.slots:
+                    choices[value] = Choice.RECOMPUTE
+            for decision in region.decisions:
+                choices[slots[decision.operator, decision.nth][decision.slot]] = WORDS[decision.choice]
+        return choices
+
+    def explain(self, layer: str) -> str:
+        """Why a layer (a name of ``named_modules()``) is treated as it is: what that saves and costs, per value.
+
+        Raises:
+            BudgetOptError: the model has no such layer.
+        """
+        profile = self.profile
+        return _explain.explain(profile, self.choices(profile), layer)
+
+    def peak_at(self, batch: int) -> int:
+        """Predicted peak (bytes) of this plan, decisions as they are, at another batch size.
+
+        Raises:
+            BudgetOptError: the profile knows one batch size only (it says why), or `batch` is less than 1.
+        """
+        profile = self.profile
+        return _batch.peak_at(profile, self.choices(profile), batch)
+
+    def largest_batch(self, budget: int | str | None = None, *, replan: bool = True) -> int:
+        """The largest batch whose predicted peak is within `budget`; 0 if not even one example fits.
+
+        Args:
+            budget: bytes, or text such as ``"8GB"``; by default the plan's own.
+            replan: under the best plan for that batch (call ``fit`` with it); otherwise under this plan.
+
+        Raises:
+            BudgetOptError: the profile knows one batch size only (it says why).
+            InvalidBudgetError: the budget can't be read.
+        """
+        limit = self.budget_bytes if budget is None else parse_bytes(budget, total=None, free=None)
+        profile = self.profile
+        usable = limit - self.headroom_bytes - UNSEEN
+        if replan:
+            return _batch.largest(profile, usable, self.allow, self.exclude)
+        return _batch.largest_planned(profile, usable, self.choices(profile))
+
+    @model_validator(mode="after")
+    def _one_plan_per_call(self) -> Plan:
+        calls = [(region.path, region.call) for region in self.regions]
+        if len(set(calls)) != len(calls):
+            raise ValueError("a region's call is planned twice")
+        return self
+
+    def __str__(self) -> str:
+        from budgetopt._report import plan_table
+
+        return plan_table(self)
+
+
+def compress(profile: Profile) -> str:
+    """The profile as text that fits into a plan's JSON."""
+    return base64.b85encode(zlib.compress(profile.model_dump_json().encode(), 6)).decode()
