@@ -1,28 +1,37 @@
-"""Why a layer is treated as it is: what is kept, recomputed or in fp16 there, what it saves and costs. No torch."""
+"""What a plan does, layer by layer and value by value, what it saves and costs, and why. No torch."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from budgetopt._problem import inside, require_layers, to_problem
+from budgetopt._report import new_table, text_of
 from budgetopt._schema import Profile
 from budgetopt._units import show_bytes, show_ns
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import OUTSIDE, Choice
+
+if TYPE_CHECKING:
+    from budgetopt._plan import Plan
 
 MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
 class Row:
-    """One saved value: the operator that makes it, its bytes, what became of it, what running the operator costs."""
+    """One saved value: the operator that makes it, its bytes, what became of it, what running the operator costs.
+
+    `together`: bytes of all saved values of the operator, which one run of it makes again.
+    """
 
     operator: str
     layer: str
     region: int
     size: int
+    together: int
     choice: Choice
     blocked: str
     ns: int
@@ -30,7 +39,7 @@ class Row:
     @property
     def price(self) -> float:
         """Nanoseconds per megabyte."""
-        return self.ns * MEGABYTE / max(1, self.size)
+        return self.ns * MEGABYTE / max(1, self.together)
 
 
 class Account:
@@ -47,12 +56,27 @@ class Account:
         self.replay_ns: dict[int, int] = defaultdict(int)
         for operator, count in zip(problem.operators, found.replays, strict=True):
             self.replay_ns[operator.region] += count * operator.time_ns
-        self.rows = [
-            _row(profile, value, found.choices[value], problem.operators[profile.values[value].operator].time_ns)
-            for value in sorted(set(profile.handles))
-            if profile.values[value].region != OUTSIDE and profile.values[value].operator != OUTSIDE
-        ]
+        saved = [v for v in sorted(set(profile.handles)) if OUTSIDE not in _made(profile, v)]
+        together: dict[int, int] = defaultdict(int)
+        for value in saved:
+            together[profile.values[value].operator] += profile.storages[profile.values[value].storage]
+        self.rows = [self._row(profile, value, found.choices[value], together) for value in saved]
         self.dearest = max((row.price for row in self.rows if row.choice == Choice.RECOMPUTE), default=0.0)
+
+    @staticmethod
+    def _row(profile: Profile, value: int, choice: Choice, together: dict[int, int]) -> Row:
+        record = profile.values[value]
+        operator = profile.operators[record.operator]
+        return Row(
+            operator=operator.name,
+            layer=operator.module,
+            region=record.region,
+            size=profile.storages[record.storage],
+            together=together[record.operator],
+            choice=choice,
+            blocked=operator.blocked,
+            ns=operator.time_ns + profile.replay_ns,
+        )
 
     def why(self, row: Row) -> str:
         """The reason of one decision, in words."""
@@ -68,12 +92,36 @@ class Account:
         return "at hand anyway, or read by replays, or the budget does not ask for it"
 
 
-def _row(profile: Profile, value: int, choice: Choice, ns: int) -> Row:
-    record = profile.values[value]
-    operator = profile.operators[record.operator]
-    return Row(
-        operator.name, operator.module, record.region, profile.storages[record.storage], choice, operator.blocked, ns
+def _made(profile: Profile, value: int) -> tuple[int, int]:
+    """Region and operator that make a value."""
+    return profile.values[value].region, profile.values[value].operator
+
+
+def plan_table(plan: Plan) -> str:
+    """One row per planned layer: what is kept, recomputed, in fp16, what the replays take, and why."""
+    profile = plan.profile
+    account = Account(profile, plan.choices(profile))
+    numbers = {(record.path, record.call): i for i, record in enumerate(profile.regions)}
+    table = new_table(f"plan for {show_bytes(plan.budget_bytes)}")
+    for name in ("layer", "kept", "recomputed", "fp16", "replays", "why"):
+        table.add_column(name, justify="left" if name in ("layer", "why") else "right")
+    for region in plan.regions:
+        path = region.path or "(model)"
+        label = f"{path} call {region.call}" if plan.calls.get(region.path, 1) > 1 else path
+        sizes: dict[str, int] = defaultdict(int)
+        for decision in region.decisions:
+            sizes[decision.choice] += decision.bytes
+        ns = account.replay_ns[numbers[region.path, region.call]]
+        kept, dropped = sizes["keep"] + sizes["hold"], sizes["recompute"]
+        why = f"{show_ns(ns * MEGABYTE // dropped)} per MB freed" if dropped else "stored in half the bytes"
+        table.add_row(label, show_bytes(kept), show_bytes(dropped), show_bytes(sizes["fp16"]), show_ns(ns), why)
+    predicted = plan.predicted
+    foot = (
+        f"what is not named is kept whole. Predicted peak {show_bytes(predicted.peak_bytes)} at {predicted.peak_at}; "
+        f"plain {show_bytes(predicted.plain_peak_bytes)}; extra time {predicted.overhead:.1%} of a step; "
+        f"{plan.solver}, {plan.status}, gap {plan.gap:.1%}. plan.explain(layer) says why, value by value"
     )
+    return text_of(table) + foot
 
 
 def explain(profile: Profile, choices: Sequence[Choice], layer: str) -> str:

@@ -175,9 +175,7 @@ class Plan(Saved):
         return self
 
     def __str__(self) -> str:
-        from budgetopt._report import plan_table
-
-        return plan_table(self)
+        return _explain.plan_table(self)
 
 
 def compress(profile: Profile) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections import defaultdict
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
 from budgetopt._units import show_bytes, show_ns
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from budgetopt._plan import Plan
     from budgetopt._schema import Profile
 
@@ -44,31 +44,9 @@ def _exactness(plan: Plan) -> str:
     return "fp16, gradient error not measured" if error is None else f"fp16, gradient error {error:.1e}"
 
 
-def plan_table(plan: Plan) -> str:
-    """One row per planned layer: what is kept, recomputed, in fp16."""
-    table = Table(box=SIMPLE, title=f"plan for {show_bytes(plan.budget_bytes)}")
-    for name in ("layer", "kept", "recomputed", "fp16"):
-        table.add_column(name, justify="left" if name == "layer" else "right")
-    for region in plan.regions:
-        sizes: dict[str, int] = defaultdict(int)
-        for decision in region.decisions:
-            sizes[decision.choice] += decision.bytes
-        kept = sizes["keep"] + sizes["hold"]
-        path = region.path or "(model)"
-        label = f"{path} call {region.call}" if plan.calls.get(region.path, 1) > 1 else path
-        table.add_row(label, show_bytes(kept), show_bytes(sizes["recompute"]), show_bytes(sizes["fp16"]))
-    predicted = plan.predicted
-    foot = (
-        f"predicted peak {show_bytes(predicted.peak_bytes)} at {predicted.peak_at}; plain "
-        f"{show_bytes(predicted.plain_peak_bytes)}; extra time {predicted.overhead:.1%} of a step; {plan.solver}, "
-        f"{plan.status}, gap {plan.gap:.1%}"
-    )
-    return _text(table) + foot
-
-
 def profile_table(profile: Profile) -> str:
     """One row per layer that saves something: activation bytes and forward time, children included."""
-    table = Table(box=SIMPLE, title="activations saved by forward, per layer (children included)")
+    table = new_table("activations saved by forward, per layer (children included)")
     table.add_column("layer")
     table.add_column("class")
     table.add_column("activations", justify="right")
@@ -84,10 +62,33 @@ def profile_table(profile: Profile) -> str:
         foot.append(f"not replayable, so kept: {len(profile.not_replayable)} operators")
     if profile.loss_guessed:
         foot.append("the loss was guessed as the sum of the outputs' means: its own memory is not in these figures")
-    return _text(table) + "\n".join(foot)
+    return text_of(table) + "\n".join(foot)
 
 
-def _text(table: Table) -> str:
+@contextmanager
+def _same_random() -> Iterator[None]:
+    """rich draws from Python's `random` as it is imported, and the user's numbers must not move."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def new_table(title: str) -> Table:
+    """An empty table."""
+    with _same_random():
+        from rich.box import SIMPLE  # late: fit needs none of it
+        from rich.table import Table
+
+        return Table(box=SIMPLE, title=title)
+
+
+def text_of(table: Table) -> str:
+    """The table as text."""
     buffer = io.StringIO()
-    Console(file=buffer, width=WIDTH).print(table)
+    with _same_random():
+        from rich.console import Console
+
+        Console(file=buffer, width=WIDTH).print(table)
     return buffer.getvalue()
