@@ -31,10 +31,8 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
     gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in leaves(model, sample)]
     states = random_states()
     grad_mode = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(grad_mode)
+
+    def restore() -> None:
         restore_random(states)
         with torch.no_grad():
             for module, kept in attributes:
@@ -47,6 +45,16 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
                 if gradient is not None and data is not None:
                     gradient.copy_(data)
                 parameter.grad = gradient
+        torch.set_grad_enabled(grad_mode)
+
+    try:
+        yield
+    finally:
+        try:
+            restore()
+        except BaseException:  # Ctrl-C in the middle of it: to the end all the same
+            restore()
+            raise
 
 
 def leaves(model: torch.nn.Module, sample: Any) -> list[torch.Tensor]:
