@@ -92,6 +92,7 @@ class Resident:
     def __init__(self, model: torch.nn.Module, sample: Any) -> None:
         self.device = device_of(model)
         self.leaves = leaves(model, sample)
+        self.without = [leaf for leaf in self.leaves if leaf.grad is None]
         self.identities: set[int] = set()
         self._keep: list[torch.UntypedStorage] = []
         parameters = list(model.parameters())

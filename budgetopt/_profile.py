@@ -144,7 +144,7 @@ def _run(
     scripts: dict[tuple[str, int], Script] = {}
     for last in (False, False, True):
         restore_random(states)
-        fresh_gradients(resident.leaves, resident.gradient > 0)
+        fresh_gradients(resident.without)
         attempt = _attempt(model, how, resident, paths, scripts, metered=metered, last=last)
         if isinstance(attempt, _Pass):
             return attempt

@@ -63,11 +63,10 @@ def leaves(model: torch.nn.Module, sample: Any) -> list[torch.Tensor]:
     return [*model.parameters(), *wanted]
 
 
-def fresh_gradients(leaves: list[torch.Tensor], alive: bool) -> None:
-    """Before each internal step: gradients as they were found, None or alive (then their values don't matter)."""
-    if not alive:
-        for leaf in leaves:
-            leaf.grad = None
+def fresh_gradients(without: list[torch.Tensor]) -> None:
+    """Around each internal step: leaves that were found `without` a gradient have none; others' values don't matter."""
+    for leaf in without:
+        leaf.grad = None
 
 
 def _copy_attributes(module: torch.nn.Module) -> dict[str, Any]:
