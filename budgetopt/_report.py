@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+import random
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
 from budgetopt._units import show_bytes, show_ns
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from budgetopt._schema import Plan, Profile
 
 WIDTH = 120
@@ -45,7 +46,7 @@ def _exactness(plan: Plan) -> str:
 
 def plan_table(plan: Plan) -> str:
     """One row per planned layer: what is kept, recomputed, in fp16."""
-    table = Table(box=SIMPLE, title=f"plan for {show_bytes(plan.budget_bytes)}")
+    table = _table(f"plan for {show_bytes(plan.budget_bytes)}")
     for name in ("layer", "kept", "recomputed", "fp16"):
         table.add_column(name, justify="left" if name == "layer" else "right")
     for region in plan.regions:
@@ -67,7 +68,7 @@ def plan_table(plan: Plan) -> str:
 
 def profile_table(profile: Profile) -> str:
     """One row per layer that saves something: activation bytes and forward time, children included."""
-    table = Table(box=SIMPLE, title="activations saved by forward, per layer (children included)")
+    table = _table("activations saved by forward, per layer (children included)")
     table.add_column("layer")
     table.add_column("class")
     table.add_column("activations", justify="right")
@@ -86,7 +87,28 @@ def profile_table(profile: Profile) -> str:
     return _text(table) + "\n".join(foot)
 
 
+@contextmanager
+def _same_random() -> Iterator[None]:
+    """rich draws from Python's `random` as it is imported, and the user's numbers must not move."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _table(title: str) -> Table:
+    with _same_random():
+        from rich.box import SIMPLE  # late: fit needs none of it
+        from rich.table import Table
+
+        return Table(box=SIMPLE, title=title)
+
+
 def _text(table: Table) -> str:
     buffer = io.StringIO()
-    Console(file=buffer, width=WIDTH).print(table)
+    with _same_random():
+        from rich.console import Console
+
+        Console(file=buffer, width=WIDTH).print(table)
     return buffer.getvalue()
