@@ -90,15 +90,22 @@ class _Cpu:
         peak = Peak()
         activities = [torch.profiler.ProfilerActivity.CPU]
         profiler = torch.profiler.profile(activities=activities, profile_memory=True)
-        with _quiet_stderr():
-            profiler.start()
-        start = time.perf_counter_ns()
+        start = 0
         try:
+            with _quiet_stderr():
+                profiler.start()
+            start = time.perf_counter_ns()
             yield peak
         finally:
             peak.ns = time.perf_counter_ns() - start
-            with _quiet_stderr():
-                profiler.stop()
+            try:
+                with _quiet_stderr():
+                    if _torch.profiler_running():  # not where Ctrl-C came before the start
+                        profiler.stop()
+            except BaseException:  # Ctrl-C in there: a profiler left running would refuse every later call
+                if _torch.profiler_running():
+                    profiler.stop()
+                raise
         results: Any = profiler.profiler
         _read_events(results.kineto_results.events(), peak, spans)
 
