@@ -122,9 +122,10 @@ def fit(
             if made is None:
                 made = _make(job, saved.profile if saved is not None else _profile(job), verify)
             _put(model, made)
+        line = fit_line(made, reused=reused, notes=job.notes)
         if path is not None and (not reused or made is not saved):
             made.save(path)
-        print(fit_line(made, reused=reused, notes=job.notes), file=sys.stderr)
+        print(line, file=sys.stderr)
     except BaseException:
         _apply.uninstall(model)
         if before is not None:
