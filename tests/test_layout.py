@@ -13,7 +13,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ALLOWED_IN_SOLVERS = sys.stdlib_module_names | {"budgetopt", "pulp", "highspy"}
-TORCH_FREE = ("solvers", "_errors", "_units", "_schema", "_problem", "_report", "_cli", "__main__")
+TORCH_FREE = (
+    "solvers",
+    "_errors",
+    "_arguments",
+    "_host",
+    "_units",
+    "_schema",
+    "_problem",
+    "_report",
+    "_cli",
+    "__main__",
+)
 SOLVER_USERS = {"budgetopt", "budgetopt._problem", "budgetopt._solve", "budgetopt._fit"}
 SHARED_WORDS = {"budgetopt.solvers.problem", "budgetopt.solvers.memory"}  # kinds of event, size of the codec's buffer
 
