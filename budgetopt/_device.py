@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from budgetopt import _torch
+from budgetopt import _host, _torch
 from budgetopt._errors import ProfileError
 
 _SUM_PIECE = 1 << 22
@@ -57,6 +57,8 @@ class _Backend(Protocol):
 
     def free(self, device: torch.device) -> int | None: ...
 
+    def capturing(self, device: torch.device) -> bool: ...
+
 
 @contextmanager
 def _quiet_stderr() -> Iterator[None]:
@@ -88,15 +90,22 @@ class _Cpu:
         peak = Peak()
         activities = [torch.profiler.ProfilerActivity.CPU]
         profiler = torch.profiler.profile(activities=activities, profile_memory=True)
-        with _quiet_stderr():
-            profiler.start()
-        start = time.perf_counter_ns()
+        start = 0
         try:
+            with _quiet_stderr():
+                profiler.start()
+            start = time.perf_counter_ns()
             yield peak
         finally:
             peak.ns = time.perf_counter_ns() - start
-            with _quiet_stderr():
-                profiler.stop()
+            try:
+                with _quiet_stderr():
+                    if _torch.profiler_running():  # not where Ctrl-C came before the start
+                        profiler.stop()
+            except BaseException:  # Ctrl-C in there: a profiler left running would refuse every later call
+                if _torch.profiler_running():
+                    profiler.stop()
+                raise
         results: Any = profiler.profiler
         _read_events(results.kineto_results.events(), peak, spans)
 
@@ -111,10 +120,13 @@ class _Cpu:
         return torch.default_generator
 
     def total(self, device: torch.device) -> int | None:
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return _host.total()
 
     def free(self, device: torch.device) -> int | None:
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+        return _host.free()
+
+    def capturing(self, device: torch.device) -> bool:
+        return False
 
 
 def _read_events(events: Any, peak: Peak, spans: bool) -> None:
@@ -198,6 +210,9 @@ class _Cuda:
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + reusable
 
+    def capturing(self, device: torch.device) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
 
 _BACKENDS: dict[str, _Backend] = {"cpu": _Cpu(), "cuda": _Cuda()}
 
@@ -210,8 +225,17 @@ def backend(device: torch.device) -> _Backend:
     """
     found = _BACKENDS.get(device.type)
     if found is None:
-        raise ProfileError(f"device {device.type!r} is not supported yet: budgetopt measures on cpu and cuda")
+        raise ProfileError(
+            f"device {device.type!r} is not supported yet: budgetopt measures on {' and '.join(_BACKENDS)}; "
+            f"here the model could move to {' or '.join(_present())}"
+        )
     return found
+
+
+def _present() -> list[str]:
+    """Kinds of device that this machine has and that can be measured."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return [kind for kind in _BACKENDS if kind == "cpu" or (accelerator is not None and kind == accelerator.type)]
 
 
 def checksum(storage: torch.UntypedStorage) -> int:

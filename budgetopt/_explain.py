@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from budgetopt._problem import inside, require_layers, to_problem
+from budgetopt._arguments import layers
+from budgetopt._problem import inside, to_problem
 from budgetopt._report import new_table, text_of
 from budgetopt._schema import Profile
 from budgetopt._units import show_bytes, show_ns
@@ -130,7 +131,7 @@ def explain(profile: Profile, choices: Sequence[Choice], layer: str) -> str:
     Raises:
         BudgetOptError: the model has no layer of that name; names are those of ``named_modules()``.
     """
-    require_layers(profile, [layer], "explain")
+    layers([layer], [path for path, _ in profile.fingerprint["modules"]], "layer")
     account = Account(profile, choices)
     rows = [row for row in account.rows if inside(row.layer, [layer])]
     if not rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import torch
 
 from budgetopt import _apply, _device, _fingerprint
-from budgetopt._errors import BudgetOptError, InvalidBudgetError, OverBudgetError, PlanMismatchError
-from budgetopt._fixed import Resident, device_of, optimizer_bytes
+from budgetopt._arguments import CHOICES, choices, function, headroom_bytes, layers, number, plan_path
+from budgetopt._errors import OverBudgetError, PlanMismatchError
+from budgetopt._fixed import Resident, device_of, optimizer_bytes, require_plannable
 from budgetopt._plan import Plan, Verification
-from budgetopt._problem import CHOICES
 from budgetopt._profile import profile
 from budgetopt._report import fit_line
 from budgetopt._schema import Profile
-from budgetopt._solve import solve
+from budgetopt._solve import solve, solver_options
 from budgetopt._state import random_states, restore_random, untouched
 from budgetopt._step import Step
 from budgetopt._units import parse_bytes, show_bytes
@@ -86,32 +86,34 @@ def fit(
         allow: choices that may be made; without ``"fp16"`` gradients are bit for bit as before.
         exclude: paths of modules (as in ``named_modules``) that are left alone.
         plan: path of a JSON file; made if missing, used if it fits, never overwritten if it belongs elsewhere.
-        solver, backend, time_limit (seconds), gap: see :func:`budgetopt.solve`.
+        solver, backend, time_limit (seconds), gap (0 to 1): see :func:`budgetopt.solve`.
         verify: run the plan: prove every replayed value, measure the peak and fp16's error.
         headroom: bytes, or a percentage of the budget, taken off first.
-        max_grad_error: bound of ‖g - g*‖ ÷ ‖g*‖ for plans with fp16.
+        max_grad_error: bound of ‖g - g*‖ ÷ ‖g*‖ for plans with fp16, at least 0; infinity is no bound.
         progress: called with a short text as each stage begins.
 
     Raises:
         InvalidBudgetError, InfeasibleBudgetError, ProfileError, SolverError, PlanMismatchError,
-        OverBudgetError: each says what to do; the model is then as it was.
+        OverBudgetError, and BudgetOptError for other arguments: each says what to do; the model is then as it was.
     """
     device = device_of(model)
+    require_plannable(model)
+    function(progress, "progress", "progress(text)")
     kind = _device.backend(device)
     limit = parse_bytes(budget, total=kind.total(device), free=kind.free(device))
     job = _Job(
         model=model,
         how=Step(sample, loss, step),
         budget=limit,
-        headroom=_headroom(headroom, limit),
+        headroom=headroom_bytes(headroom, limit),
         optimizer=optimizer,
-        allow=_choices(allow),
-        exclude=tuple(exclude),
-        solver={"solver": solver, "backend": backend, "time_limit": time_limit, "gap": gap},
-        max_grad_error=max_grad_error,
+        allow=choices(allow),
+        exclude=layers(exclude, [path for path, _ in model.named_modules()]),
+        solver=solver_options(solver, backend, time_limit, gap),
+        max_grad_error=number(max_grad_error, "max_grad_error", "a number of at least 0", 0.0),
         tell=progress or (lambda text: None),
     )
-    path = Path(plan) if plan is not None else None
+    path = plan_path(plan)
     saved = _saved_plan(job, path, sample)
     before = _apply.installed(model)
     try:
@@ -121,14 +123,15 @@ def fit(
             if made is None:
                 made = _make(job, saved.profile if saved is not None else _profile(job), verify)
             _put(model, made)
+        line = fit_line(made, reused=reused, notes=job.notes)
         if path is not None and (not reused or made is not saved):
             made.save(path)
+        print(line, file=sys.stderr)
     except BaseException:
         _apply.uninstall(model)
         if before is not None:
             _apply.install(model, before.plan, before.regions.values())
         raise
-    print(fit_line(made, reused=reused, notes=job.notes), file=sys.stderr)
     return model
 
 
@@ -242,10 +245,6 @@ def _saved_plan(job: _Job, path: Path | None, sample: Any) -> Plan | None:
     if path is None:
         return None
     if not path.exists():
-        if not os.access(path.parent, os.W_OK):
-            raise BudgetOptError(
-                f"can't write the plan {str(path)!r}: choose a folder that exists and can be written to"
-            )
         return None
     saved = Plan.load(path)
     now = _fingerprint.take(job.model, sample)
@@ -274,24 +273,3 @@ def _reuse(job: _Job, saved: Plan, sample: Any, verify: bool) -> Plan | None:
         return saved
     verified = _verify(job, saved.profile, saved)
     return None if verified is None else saved.model_copy(update={"measured": verified})
-
-
-# -- arguments ---------------------------------------------------------------------------------------
-
-
-def _headroom(value: int | str, budget: int) -> int:
-    if value == 0:
-        return 0
-    found = parse_bytes(value, total=budget, free=None, argument="headroom")
-    if found >= budget:
-        raise InvalidBudgetError(f"headroom={value!r} leaves nothing of the budget of {show_bytes(budget)}")
-    return found
-
-
-def _choices(allow: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(allow, str) or not isinstance(allow, Collection):
-        raise BudgetOptError(f"allow={allow!r}: give a tuple of choices out of {', '.join(CHOICES)}")
-    unknown = [choice for choice in allow if choice not in CHOICES]
-    if unknown:
-        raise BudgetOptError(f"allow: no such choice {unknown[0]!r}; there are {', '.join(CHOICES)}")
-    return tuple(allow)

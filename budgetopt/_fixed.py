@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from budgetopt import _device
-from budgetopt._errors import ProfileError
+from budgetopt import _device, _torch
+from budgetopt._errors import BudgetOptError, ProfileError
 from budgetopt._operators import is_plain
 from budgetopt._sample import tensors_in
 from budgetopt._schema import Fixed
@@ -33,8 +34,10 @@ def device_of(model: torch.nn.Module) -> torch.device:
     """The one device that the model is on.
 
     Raises:
-        ProfileError: no parameters, parameters on several devices, or on one that can't be measured.
+        BudgetOptError: it is no module. ProfileError: no parameters, parameters without data, on several
+            devices, or on one that can't be measured (now).
     """
+    require_module(model)
     devices = {p.device for p in model.parameters()}
     if not devices:
         raise ProfileError("the model has no parameters: there is nothing to train under a budget")
@@ -44,10 +47,43 @@ def device_of(model: torch.nn.Module) -> torch.device:
     device = devices.pop()
     if device.type == "meta":
         raise ProfileError("the model is on the meta device: it has no data to run; use model.to_empty(device=...)")
-    _device.backend(device)
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    _require_data(model)
+    if _device.backend(device).capturing(device):
         raise ProfileError("a CUDA graph is being captured: budgetopt can't measure inside one, fit before the capture")
     return device
+
+
+def require_module(model: Any) -> None:
+    """Raise unless `model` is one."""
+    if not isinstance(model, torch.nn.Module):
+        raise BudgetOptError(f"the model is of type {type(model).__name__}: give the torch.nn.Module that is trained")
+
+
+def require_plannable(model: torch.nn.Module) -> None:
+    """Raise where a plan could not take effect.
+
+    Raises:
+        ProfileError: the model is a ScriptModule, or torch.compile was called on it or on a part of it.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ProfileError("the model is a ScriptModule, whose forward can't be planned: give the module it came from")
+    compiled = [path for path, module in model.named_modules() if _torch.is_compiled(module)]
+    if compiled:
+        raise ProfileError(
+            f"torch.compile was called on {compiled[0] or 'the model'}, and inside compiled code a plan has no effect: "
+            "give the plain model and train that one, or compile without a plan"
+        )
+
+
+def _require_data(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ProfileError(f"the parameter {name!r} has no shape yet: run the model once on a batch first")
+        if parameter.is_inference():
+            raise ProfileError(
+                f"the parameter {name!r} was made in torch.inference_mode, so it can't be trained: "
+                "build the model outside of it"
+            )
 
 
 class Resident:
@@ -56,6 +92,7 @@ class Resident:
     def __init__(self, model: torch.nn.Module, sample: Any) -> None:
         self.device = device_of(model)
         self.leaves = leaves(model, sample)
+        self.without = [leaf for leaf in self.leaves if leaf.grad is None]
         self.identities: set[int] = set()
         self._keep: list[torch.UntypedStorage] = []
         parameters = list(model.parameters())

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from budgetopt._errors import BudgetOptError
 from budgetopt._problem import CHOICES, UNSEEN, describe_event, to_problem
 from budgetopt._schema import FrontierPoint, Profile
-from budgetopt._solve import solution_for
+from budgetopt._solve import solution_for, solver_options
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import Solution
 
@@ -37,6 +37,7 @@ def frontier(
     """
     if points < 2:
         raise BudgetOptError(f"points={points}: give two or more, the smallest budget and keep-everything are two")
+    options = solver_options(solver, backend, time_limit, gap)
     allow, exclude = tuple(allow), tuple(exclude)
     lowest = memory.minimum(to_problem(profile, 0, allow=allow, exclude=exclude))[0] + UNSEEN
     highest = max(lowest, profile.peak_bytes + UNSEEN)
@@ -45,7 +46,7 @@ def frontier(
     for number in range(points):
         budget = lowest + (highest - lowest) * number // (points - 1)
         problem = to_problem(profile, budget - UNSEEN, allow=allow, exclude=exclude)
-        answer = solution_for(problem, profile, budget, solver, backend, time_limit, gap)
+        answer = solution_for(problem, profile, budget, options)
         if best is None or answer.cost_ns <= best.cost_ns:
             best = answer
         found.append(_point(profile, budget, best))

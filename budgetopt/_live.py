@@ -9,7 +9,7 @@ import torch
 
 from budgetopt import _apply, _fingerprint
 from budgetopt._errors import BudgetOptError
-from budgetopt._fixed import Resident, optimizer_bytes
+from budgetopt._fixed import Resident, device_of, optimizer_bytes, require_module
 from budgetopt._plan import Plan
 from budgetopt._schema import Measurement
 from budgetopt._state import untouched
@@ -23,8 +23,12 @@ def apply(model: Model, plan: Plan) -> Model:
     """Install a plan on a model that it was made for, without running anything; returns the model.
 
     Raises:
-        PlanMismatchError: the plan is for another module tree or other parameters.
+        BudgetOptError: it is no plan, or no module. PlanMismatchError: the plan is for another module tree or
+            other parameters.
     """
+    require_module(model)
+    if not isinstance(plan, Plan):
+        raise BudgetOptError(f"plan={plan!r} is no Plan: read a file with budgetopt.Plan.load(path)")
     now = _fingerprint.take(model, None)
     _fingerprint.require_match(
         plan.fingerprint, plan.profile.fingerprint, {**now, "sample": None}, parts=("modules", "parameters")
@@ -37,8 +41,9 @@ def remove(model: Model) -> Model:
     """Undo :func:`fit` or :func:`apply` exactly; returns the model.
 
     Raises:
-        BudgetOptError: nothing is installed on it.
+        BudgetOptError: nothing is installed on it, or it is no module.
     """
+    require_module(model)
     if not _apply.uninstall(model):
         raise BudgetOptError("there is no plan on this model to remove: fit or apply one first")
     return model
@@ -46,6 +51,7 @@ def remove(model: Model) -> Model:
 
 def plan_of(model: torch.nn.Module) -> Plan | None:
     """The plan that is in force on `model`, or None."""
+    require_module(model)
     found = _apply.installed(model)
     return None if found is None else found.plan
 
@@ -65,10 +71,11 @@ def measure(
         peak of forward and backward (bytes, resident included, largest of the steps) and the median step time.
 
     Raises:
-        ProfileError: the model can't be run or measured. ValueError: `steps` is less than 1.
+        ProfileError: the model can't be run or measured. BudgetOptError: `steps` is less than 1.
     """
-    if steps < 1:
-        raise ValueError(f"steps={steps}: at least one step has to be run")
+    if not isinstance(steps, int) or steps < 1:
+        raise BudgetOptError(f"steps={steps!r}: give the number of steps to run, at least 1")
+    device_of(model)
     how = Step(sample, loss, step)
     with untouched(model, sample):
         resident = Resident(model, sample)

@@ -94,7 +94,7 @@ def run_taped(
     scripts: dict[tuple[str, int], Script] = {}
     for last in (False, False, True):
         restore_random(states)
-        fresh_gradients(resident.leaves, resident.gradient > 0)
+        fresh_gradients(resident.without)
         attempt = _attempt(model, how, resident, paths, scripts, metered=metered, last=last)
         if isinstance(attempt, Pass):
             return attempt

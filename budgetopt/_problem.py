@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from budgetopt._errors import BudgetOptError
+from budgetopt._arguments import CHOICES as CHOICES
+from budgetopt._arguments import choices, layers
 from budgetopt._schema import OperatorRecord, Profile
 from budgetopt._units import show_bytes
 from budgetopt.solvers import memory
@@ -19,7 +20,6 @@ from budgetopt.solvers.problem import (
     Value,
 )
 
-CHOICES = ("keep", "recompute", "fp16")
 UNSEEN = 4096
 """Bytes kept free for what no event shows: numbers that become tensors inside operators."""
 
@@ -41,7 +41,8 @@ def to_problem(
     Raises:
         BudgetOptError: unknown choice, or a path in `exclude` that the model does not have.
     """
-    allowed = _checked(profile, allow, exclude)
+    allowed = {*choices(allow), "keep"}
+    exclude = layers(exclude, [path for path, _ in profile.fingerprint["modules"]])
     crossing = _crossing(profile)
     excluded = {i for i, o in enumerate(profile.operators) if inside(o.module, exclude)}
     unwanted = {value for operator, slot in kept for s, value in profile.operators[operator].slots if s == slot}
@@ -75,25 +76,6 @@ def to_problem(
         events=tuple(Event(Kind(kind), index) for kind, index in profile.events),
         step_ns=profile.step_ns,
     )
-
-
-def _checked(profile: Profile, allow: Iterable[str], exclude: Iterable[str]) -> set[str]:
-    allowed = set(allow) | {"keep"}
-    unknown = allowed - set(CHOICES)
-    if unknown:
-        raise BudgetOptError(f"allow={sorted(unknown)}: no such choice; there are {', '.join(CHOICES)}")
-    require_layers(profile, exclude, "exclude")
-    return allowed
-
-
-def require_layers(profile: Profile, layers: Iterable[str], argument: str) -> None:
-    """Raise a BudgetOptError unless the model has modules of these names."""
-    paths = {path for path, _ in profile.fingerprint["modules"]}
-    for path in layers:
-        if path not in paths:
-            near = ", ".join(sorted(p for p in paths if p and p.split(".")[-1] == path.split(".")[-1])[:3])
-            hint = f"; did you mean {near}?" if near else "; names are those of model.named_modules()"
-            raise BudgetOptError(f"{argument}: the model has no layer {path!r}{hint}")
 
 
 def inside(module: str, paths: Iterable[str]) -> bool:

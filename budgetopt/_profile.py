@@ -7,7 +7,6 @@ is left on the model.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from budgetopt import _apply, _fingerprint
 from budgetopt._calibrate import codec_clock, own_costs
 from budgetopt._errors import ProfileError
-from budgetopt._fixed import Resident, optimizer_bytes
+from budgetopt._fixed import Resident, device_of, optimizer_bytes, require_plannable
 from budgetopt._passes import Pass, run_taped
 from budgetopt._problem import keep_all
 from budgetopt._regions import Survey, find_regions, layers, survey
@@ -51,13 +50,14 @@ def profile(
     Raises:
         ProfileError: the model or its device can't be measured, or nothing is there to differentiate.
     """
+    device_of(model)  # before anything is saved: random states can't be read while a CUDA graph is captured
+    require_plannable(model)
     how = Step(sample, loss, step)
     with _without_plan(model), untouched(model, sample):
         resident = Resident(model, sample)
         reserve = optimizer_bytes(model, optimizer)
         states = random_states()
-        with _helpful(model, sample, step):
-            found = survey(model, how, resident.identities)
+        found = survey(model, how, resident.identities)
         paths = find_regions(model, found)
 
         def run(part: Any, *, metered: bool = True) -> Pass:
@@ -82,27 +82,6 @@ def _without_plan(model: torch.nn.Module) -> Iterator[None]:
     finally:
         if before is not None:
             _apply.install(model, before.plan, before.regions.values())
-
-
-@contextmanager
-def _helpful(model: torch.nn.Module, sample: Any, step: Any) -> Iterator[None]:
-    """The model's own error stays; ours says what it means."""
-    try:
-        yield
-    except ProfileError:
-        raise
-    except Exception as error:
-        if not hasattr(error, "add_note"):
-            raise
-        hint = "budgetopt ran the model's forward on the sample, and the model itself raised this."
-        if step is None and isinstance(sample, (tuple, list)):
-            takes = len(inspect.signature(model.forward).parameters)
-            hint += (
-                f" The sample's {len(sample)} items were passed as positional arguments (forward takes {takes}); "
-                "for an (input, target) batch give step=lambda model, batch: loss_fn(model(batch[0]), batch[1])."
-            )
-        error.add_note(hint)
-        raise
 
 
 def _assemble(

@@ -54,9 +54,10 @@ class Saved(Strict):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
+            found = f", not {first['input']!r}" if first["type"] == "literal_error" else ""
             raise PlanMismatchError(
-                f"{str(path)!r} is not a {cls.__name__} that this version of budgetopt reads: {where}: {first['msg']}. "
-                "Delete it to have it made anew."
+                f"{str(path)!r} is not a {cls.__name__} that this version of budgetopt reads: "
+                f"{where}: {first['msg']}{found}. Delete it to have it made anew."
             ) from error
 
 
@@ -64,17 +65,17 @@ def write_atomically(path: Path, text: str) -> None:
     """Write beside `path` and rename, so that a crash leaves the old file or the new one."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise BudgetOptError(
             f"can't write {str(path)!r}: {error.strerror}. Choose a folder that exists and can be written to."
         ) from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 class Environment(Strict):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from budgetopt import solvers
 from budgetopt._answer import to_plan
-from budgetopt._errors import InfeasibleBudgetError, SolverError
+from budgetopt._arguments import headroom_bytes, number
+from budgetopt._errors import BudgetOptError, InfeasibleBudgetError, SolverError
 from budgetopt._plan import Plan
 from budgetopt._problem import CHOICES, UNSEEN, infeasible, to_problem
 from budgetopt._schema import Profile
 from budgetopt._units import parse_bytes, show_bytes
 from budgetopt.solvers.problem import Problem, Solution
+
+BACKENDS = ("auto", "cbc", "highs")
+SHORTEST = 1e-9
+"""Seconds: a limit is more than nothing."""
 
 
 def solve(
@@ -24,7 +30,7 @@ def solve(
     backend: str = "auto",
     time_limit: float = 10.0,
     gap: float = 0.01,
-    headroom: int = 0,
+    headroom: int | str = 0,
     kept: Collection[tuple[int, int]] = (),
     excess: int = 0,
 ) -> Plan:
@@ -35,30 +41,46 @@ def solve(
         exclude: paths of modules whose values are all kept.
         solver: the method (``"ilp"``, ``"greedy"``, ``"auto"`` …). backend: the MILP engine
             (``"cbc"``, ``"highs"``, ``"auto"``: HiGHS if installed).
-        time_limit: seconds. gap: relative distance from the program's optimum that is good enough.
-        headroom: bytes taken off the budget first.
+        time_limit: seconds, more than 0 and at most a day. gap: relative distance from the program's optimum
+            that is good enough, from 0 (prove the optimum) to 1 (any answer that fits).
+        headroom: bytes, or a percentage of the budget, taken off first.
         kept: (operator, slot) of values that are kept whatever it costs.
         excess: bytes by which an earlier answer, when run, was over its prediction.
 
     Raises:
         InvalidBudgetError: the budget can't be read. InfeasibleBudgetError: nothing fits; it says what would.
-        SolverError: unknown solver or backend, or no engine answered.
+        SolverError: unknown solver or backend, or no engine answered. BudgetOptError: another argument is no
+            legal one.
     """
+    if not isinstance(profile, Profile):
+        raise BudgetOptError(f"profile={profile!r} is no Profile: make one with budgetopt.profile(model, sample)")
+    options = solver_options(solver, backend, time_limit, gap)
     limit = parse_bytes(budget, total=None, free=None)
+    headroom = headroom_bytes(headroom, limit)
     usable = limit - headroom - excess - UNSEEN
     problem = to_problem(profile, usable, allow=allow, exclude=exclude, kept=frozenset(kept))
-    solution = solution_for(problem, profile, limit, solver, backend, time_limit, gap)
+    solution = solution_for(problem, profile, limit, options)
     return to_plan(profile, problem, solution, budget=limit, headroom=headroom, allow=allow, exclude=exclude)
 
 
-def solution_for(
-    problem: Problem, profile: Profile, limit: int, solver: str, backend: str, time_limit: float, gap: float
-) -> Solution:
+def solver_options(solver: str, backend: str, time_limit: float, gap: float) -> dict[str, Any]:
+    """The solver's arguments by name, if they are legal ones.
+
+    Raises:
+        SolverError: unknown solver or backend. BudgetOptError: time_limit or gap is out of its range.
+    """
+    for argument, name, legal in (("solver", solver, tuple(solvers.SOLVERS)), ("backend", backend, BACKENDS)):
+        if name not in legal:
+            raise SolverError(f"{argument}={name!r} is not one of {', '.join(sorted(legal))}")
+    seconds = number(time_limit, "time_limit", "seconds, more than 0 and at most 86400 (a day)", SHORTEST, 86400.0)
+    distance = number(gap, "gap", "a number from 0 (prove the optimum) to 1 (any answer that fits)", 0.0, 1.0)
+    return {"solver": solver, "backend": backend, "time_limit": seconds, "gap": distance}
+
+
+def solution_for(problem: Problem, profile: Profile, limit: int, options: dict[str, Any]) -> Solution:
     """The solver's answer; its errors speak of `limit`, the bytes that the user gave."""
-    if backend not in ("auto", "cbc", "highs"):
-        raise SolverError(f"backend {backend!r} is not one of auto, cbc, highs")
     try:
-        return solvers.solve(problem, solver=solver, backend=backend, time_limit=time_limit, gap=gap)
+        return solvers.solve(problem, **options)
     except solvers.InfeasibleError as error:
         minimum, floor = infeasible(problem, profile)
         minimum = min(minimum, error.minimum)

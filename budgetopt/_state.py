@@ -31,10 +31,8 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
     gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in leaves(model, sample)]
     states = random_states()
     grad_mode = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(grad_mode)
+
+    def restore() -> None:
         restore_random(states)
         with torch.no_grad():
             for module, kept in attributes:
@@ -47,6 +45,16 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
                 if gradient is not None and data is not None:
                     gradient.copy_(data)
                 parameter.grad = gradient
+        torch.set_grad_enabled(grad_mode)
+
+    try:
+        yield
+    finally:
+        try:
+            restore()
+        except BaseException:  # Ctrl-C in the middle of it: to the end all the same
+            restore()
+            raise
 
 
 def leaves(model: torch.nn.Module, sample: Any) -> list[torch.Tensor]:
@@ -55,11 +63,10 @@ def leaves(model: torch.nn.Module, sample: Any) -> list[torch.Tensor]:
     return [*model.parameters(), *wanted]
 
 
-def fresh_gradients(leaves: list[torch.Tensor], alive: bool) -> None:
-    """Before each internal step: gradients as they were found, None or alive (then their values don't matter)."""
-    if not alive:
-        for leaf in leaves:
-            leaf.grad = None
+def fresh_gradients(without: list[torch.Tensor]) -> None:
+    """Around each internal step: leaves that were found `without` a gradient have none; others' values don't matter."""
+    for leaf in without:
+        leaf.grad = None
 
 
 def _copy_attributes(module: torch.nn.Module) -> dict[str, Any]:

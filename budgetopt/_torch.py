@@ -6,6 +6,7 @@ and, where a public way exists, what the slower way would be.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "counter",
     "functorch_active",
     "hooks_enabled",
+    "is_compiled",
     "is_zero",
     "mark",
     "neg_view",
@@ -166,6 +168,13 @@ def pop_hooks() -> None:
 def profiler_running() -> bool:
     """Whether a profiler is collecting: starting another would lose what the outer one has."""
     return bool(_C._autograd._profiler_enabled())
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether ``torch.compile(module)`` made `module`, or ``module.compile()`` was called on it."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")  # loading dynamo takes a second, so never for this
+    wrapped = frames is not None and isinstance(module, frames.OptimizedModule)
+    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def mark(name: str) -> Any:

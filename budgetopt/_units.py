@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 from numbers import Real
-from typing import NoReturn, SupportsIndex
+from typing import NamedTuple, NoReturn, SupportsIndex
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -17,7 +17,27 @@ from budgetopt._errors import InvalidBudgetError
 SMALLEST = 1024
 """No training step fits in less; a smaller number is a unit forgotten."""
 
-_LEGAL = "a size such as '8GB' (8*10^9 bytes), '8GiB' (8*2^30), '80%' of the device, 'free', or an int of bytes"
+
+class _Words(NamedTuple):
+    """How messages speak of an argument: what is legal, what zero and less mean, what 100 % is."""
+
+    legal: str
+    nothing: str
+    whole: str
+
+
+_WORDS = {
+    "budget": _Words(
+        "a size such as '8GB' (8*10^9 bytes), '8GiB' (8*2^30), '80%' of the device, 'free', or an int of bytes",
+        "leaves no memory",
+        "the whole device",
+    ),
+    "headroom": _Words(
+        "0 or a size below the budget, such as '500MB', '5%' of the budget, or an int of bytes",
+        "takes nothing off the budget",
+        "the whole budget",
+    ),
+}
 _BYTE_SIZE = TypeAdapter(ByteSize)
 _SIZE = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))\s*([A-Za-z]*|%)")
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -58,11 +78,11 @@ def show_ns(n: int) -> str:
 
 
 def _parse_text(text: str, total: int | None, free: int | None, argument: str) -> int:
-    if text.strip().lower() == "free":
+    if text.strip().lower() == "free" and argument == "budget":
         return _checked(_known(free, text, argument), text, argument)
     found = _SIZE.fullmatch(text.strip())
     if not found:
-        _refuse(text, argument, f"can't be read. Give {_LEGAL}.")
+        _refuse(text, argument, f"can't be read. Give {_WORDS[argument].legal}.")
     number, unit = Fraction(found[1]), found[2]
     if unit == "%":
         return _checked(_share(number, total, text, argument), text, argument)
@@ -83,9 +103,9 @@ def _unit_bytes(unit: str, text: str, argument: str) -> int:
 
 def _share(percent: Fraction, total: int | None, text: str, argument: str) -> Fraction:
     if percent > 100:
-        _refuse(text, argument, "is more than the whole device. Give at most '100%'.")
+        _refuse(text, argument, f"is more than {_WORDS[argument].whole}. Give at most '100%'.")
     if percent <= 0:
-        _refuse(text, argument, f"leaves no memory. Give {_LEGAL}.")
+        _refuse(text, argument, f"{_WORDS[argument].nothing}. Give {_WORDS[argument].legal}.")
     return percent / 100 * _known(total, text, argument)
 
 
@@ -97,23 +117,23 @@ def _known(device_bytes: int | None, text: str, argument: str) -> Fraction:
 
 def _number(value: SupportsIndex | float, argument: str) -> Fraction:
     if type(value).__name__ in ("bool", "bool_"):  # bool_: numpy's
-        _refuse(value, argument, f"is a truth value. Give {_LEGAL}.")
+        _refuse(value, argument, f"is a truth value. Give {_WORDS[argument].legal}.")
     try:
         return Fraction(operator.index(value))  # type: ignore[arg-type]  # floats end in the except
     except TypeError:
         if not isinstance(value, Real):
-            _refuse(value, argument, f"is of type {type(value).__name__}. Give {_LEGAL}.")
+            _refuse(value, argument, f"is of type {type(value).__name__}. Give {_WORDS[argument].legal}.")
     number = float(value)
     if not math.isfinite(number):
-        _refuse(value, argument, f"is no finite number. Give {_LEGAL}.")
+        _refuse(value, argument, f"is no finite number. Give {_WORDS[argument].legal}.")
     return Fraction(number)
 
 
 def _checked(number: Fraction, value: object, argument: str) -> int:
     if number <= 0:
-        _refuse(value, argument, f"leaves no memory. Give {_LEGAL}.")
+        _refuse(value, argument, f"{_WORDS[argument].nothing}. Give {_WORDS[argument].legal}.")
     if number < SMALLEST:
-        _refuse(value, argument, f"is under {SMALLEST} bytes. {_guess(number)}Give {_LEGAL}.")
+        _refuse(value, argument, f"is under {SMALLEST} bytes. {_guess(number)}Give {_WORDS[argument].legal}.")
     return int(number)
 
 

@@ -40,9 +40,10 @@ class Proof:
 
 def run_once(model: torch.nn.Module, how: Step, resident: Resident, reserve: int) -> Run:
     """One step of the model as it is, measured. Gradients start as `resident` found them."""
-    fresh_gradients(resident.leaves, resident.gradient > 0)
+    fresh_gradients(resident.without)
     with _device.backend(resident.device).meter(resident.device, False) as peak:
         loss = how.run(model)
+    fresh_gradients(resident.without)
     fixed = resident.fixed(reserve).total
     return Run(peak=fixed + peak.above, ns=peak.ns, reserved=peak.reserved, loss=float(loss))
 
@@ -51,7 +52,7 @@ def prove(model: torch.nn.Module, how: Step, resident: Resident) -> Proof:
     """One step in which every value that is made again is compared with what was dropped."""
     found = _apply.installed(model)
     regions = list(found.regions.values()) if found is not None else []
-    fresh_gradients(resident.leaves, resident.gradient > 0)
+    fresh_gradients(resident.without)
     for region in regions:
         region.verify, region.watched, region.next_call = True, [], 0
         region.counters.proven = 0
@@ -68,6 +69,7 @@ def prove(model: torch.nn.Module, how: Step, resident: Resident) -> Proof:
             broken=[region.path for region in regions if region.counters.broken],
         )
     finally:
+        fresh_gradients(resident.without)
         for region in regions:
             region.verify, region.watched, region.next_call = False, [], 0
 
@@ -91,8 +93,8 @@ def _gradients(model: torch.nn.Module, how: Step, resident: Resident, plan: Plan
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.zero_()
-    fresh_gradients(resident.leaves, resident.gradient > 0)
+    fresh_gradients(resident.without)
     how.run(model)
     found = [p.grad.detach().to("cpu", copy=True) for p in model.parameters() if p.grad is not None]
-    fresh_gradients(resident.leaves, resident.gradient > 0)
+    fresh_gradients(resident.without)
     return found

@@ -16,6 +16,8 @@ ALLOWED_IN_SOLVERS = sys.stdlib_module_names | {"budgetopt", "pulp", "highspy"}
 TORCH_FREE = (
     "solvers",
     "_errors",
+    "_arguments",
+    "_host",
     "_units",
     "_schema",
     "_problem",
