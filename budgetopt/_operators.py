@@ -20,6 +20,9 @@ _CAST: Final = _aten._to_copy.default
 _BATCH_NORMS: Final = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 _BATCH_NORMS_CUDA: Final = ("cudnn_batch_norm", "miopen_batch_norm")
 _UNSEEN: Final = ("set_", "resize", "record_stream", "_local_scalar_dense", "rrelu_with_noise", "_efficientzerotensor")
+_UNWRITTEN: Final = {"mkldnn_rnn_layer": frozenset({3})}
+"""Results of which the operator leaves bytes unwritten: oneDNN's workspace. Its backward can't read those, or a
+plain step's gradients would be random; so they are not compared."""
 _FIRST_STATISTIC: Final = 3
 _SECOND_STATISTIC: Final = 4
 _TRAINING: Final = 5
@@ -39,6 +42,7 @@ class Info:
         cast: a dtype cast; one of a leaf that requires grad lives in autocast's cache.
         pieces: it cuts a storage into tensors that do not share a version counter.
         empty: it returns bytes that nothing wrote.
+        unwritten: slots of results in which some bytes stay unwritten; two runs differ there.
     """
 
     __slots__ = (
@@ -53,6 +57,7 @@ class Info:
         "pieces",
         "random",
         "skip",
+        "unwritten",
         "written",
     )
 
@@ -65,6 +70,7 @@ class Info:
         self.opaque = ""
         self.pieces = False
         self.random = self.generator = self.batch_norm = self.empty = False
+        self.unwritten: frozenset[int] = frozenset()
         self.written: tuple[tuple[int, str], ...] = ()
         self.arguments: tuple[str, ...] = ()
         if schema is None:
@@ -81,6 +87,7 @@ class Info:
         base = schema.name.rpartition("::")[2]
         self.batch_norm = base in _BATCH_NORMS or base in _BATCH_NORMS_CUDA
         self.empty = func.namespace == "aten" and base.startswith(("empty", "new_empty"))
+        self.unwritten = _UNWRITTEN.get(base, frozenset())
         self.pieces = func.namespace == "aten" and base.startswith("unsafe_")
         self.opaque = _why_opaque(func, base, bool(self.written))
 

@@ -286,7 +286,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             packed: Any = Handle(value, seen, self.call)
             if value.tensor is None:
                 value.saved_as(tensor)
-            if self.call.verify and value.digest is None:
+            if self.call.verify and value.digest is None and value.slot not in value.op.info.unwritten:
                 with _torch.unseen():
                     value.digest = _device.checksum(storage)
         elif value.choice == _FP16 and tensor.dtype in _codec.WIDE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from budgetopt._apply import INSTALLED
 from budgetopt._sample import tensors_in
 
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, OrderedDict)  # a module's hooks are in ordered ones
 _APART = frozenset({"_parameters", "_buffers", "_modules", *INSTALLED})
 """Restored by other means, or a plan's own, which stays when it is installed in the meantime."""
 
@@ -84,16 +85,14 @@ def _restore_attributes(module: torch.nn.Module, kept: dict[str, Any]) -> None:
         del now[name]
     for name, value in kept.items():
         current = now.get(name)
-        if isinstance(value, _CONTAINERS) and isinstance(current, type(value)):
+        if type(value) in _CONTAINERS and isinstance(current, type(value)):
             _refill(current, value)
         else:
             now[name] = value
 
 
 def _refill(container: Any, kept: Any) -> None:
-    """Put the items back without replacing the container: others may hold it."""
-    if container == kept:
-        return
+    """Put the items back without replacing the container: others may hold it. Not compared: items may be tensors."""
     container.clear()
     if isinstance(container, list):
         container.extend(kept)

@@ -61,6 +61,7 @@ def run_steps(
     samples: Sequence[Any],
     *,
     loss: Callable[[Any], Tensor] | None = None,
+    step: Callable[[nn.Module, Any], Tensor] | None = None,
     steps: int = 3,
     lr: float = 0.1,
     seed: int = 0,
@@ -69,6 +70,7 @@ def run_steps(
 
     Args:
         loss: from the model's output to a scalar; default as ``budgetopt.fit`` has it.
+        step: from the model and a sample to a scalar, in place of the call and ``loss``.
         seed: every generator is set to it first (and left where the steps leave it).
     """
     _seed(seed)
@@ -76,7 +78,8 @@ def run_steps(
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for number in range(steps):
         optimizer.zero_grad(set_to_none=True)
-        value = (loss or default_loss)(call(model, samples[number % len(samples)]))
+        sample = samples[number % len(samples)]
+        value = step(model, sample) if step is not None else (loss or default_loss)(call(model, sample))
         value.backward()  # type: ignore[no-untyped-call]
         trace.losses.append(value.detach().clone())
         trace.gradients.append({name: _copied(p.grad) for name, p in model.named_parameters()})

@@ -36,6 +36,7 @@ def peak_bytes(
     sample: Any,
     loss: Callable[[Any], Tensor] | None = None,
     *,
+    step: Callable[[nn.Module, Any], Tensor] | None = None,
     hold_output: bool = True,
     warmup: int = 1,
 ) -> int:
@@ -47,8 +48,9 @@ def peak_bytes(
     Args:
         hold_output: the output lives through the backward, as in ``out = model(x); out.loss.backward()``;
             otherwise it goes first, as in ``model(x).loss.backward()``.
+        step: ``step(model, sample)`` gives the scalar loss, in place of the call and ``loss``; it holds what it holds.
     """
-    return max(0, *running_bytes(model, sample, loss, hold_output=hold_output, warmup=warmup))
+    return max(0, *running_bytes(model, sample, loss, step=step, hold_output=hold_output, warmup=warmup))
 
 
 def running_bytes(
@@ -56,15 +58,16 @@ def running_bytes(
     sample: Any,
     loss: Callable[[Any], Tensor] | None = None,
     *,
+    step: Callable[[nn.Module, Any], Tensor] | None = None,
     hold_output: bool = True,
     warmup: int = 1,
 ) -> list[int]:
     """Bytes above those resident at the start, after every allocation and free of one step, in time order."""
     for _ in range(warmup):
-        _step(model, sample, loss, hold_output)
+        _step(model, sample, loss, hold_output, step)
     gc.collect()
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _step(model, sample, loss, hold_output)
+        _step(model, sample, loss, hold_output, step)
     running, total = [0], 0
     for change in _memory_events(profiler):
         total += change
@@ -114,10 +117,16 @@ def _memory_events(profiler: torch.profiler.profile) -> list[int]:
     return [event.nbytes() for event in events if event.device_type() == torch.profiler.DeviceType.CPU]
 
 
-def _step(model: nn.Module, sample: Any, loss: Callable[[Any], Tensor] | None = None, hold_output: bool = True) -> None:
+def _step(
+    model: nn.Module,
+    sample: Any,
+    loss: Callable[[Any], Tensor] | None = None,
+    hold_output: bool = True,
+    step: Callable[[nn.Module, Any], Tensor] | None = None,
+) -> None:
     _clear(model)
-    output = _call(model, sample)
-    value = (loss or _default_loss)(output)
+    output = None if step is not None else _call(model, sample)
+    value = step(model, sample) if step is not None else (loss or _default_loss)(output)
     if not hold_output:
         del output
     value.backward()  # type: ignore[no-untyped-call]

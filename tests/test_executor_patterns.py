@@ -586,9 +586,6 @@ PATTERNS: dict[str, Callable[[], nn.Module]] = {
 SNAPSHOT = ("moving_average", "instance_and_group_norm")
 """The step writes to an outside tensor that a replay reads: the small one has to be copied."""
 
-UNWRITTEN = ("lstm",)
-"""oneDNN's LSTM leaves part of its workspace unwritten: nothing reads it, but verifying sees that it differs."""
-
 each_pattern = pytest.mark.parametrize("name", PATTERNS)
 
 
@@ -621,7 +618,7 @@ def test_every_replayed_value_is_proven(name: str, snapshot: bool) -> None:
     assert_same(
         run_steps(plain, [sample], loss=square_mean, steps=1), run_steps(planned, [sample], loss=square_mean, steps=1)
     )
-    assert failures(regions) == set() or name in UNWRITTEN
+    assert failures(regions) == set()
     assert regions[0].counters.proven > 0
 
 
@@ -634,7 +631,7 @@ def test_choices_by_lot(name: str) -> None:
             run_steps(plain, [sample], loss=square_mean, steps=1),
             run_steps(planned, [sample], loss=square_mean, steps=1),
         )
-        assert failures(regions) == set() or name in UNWRITTEN
+        assert failures(regions) == set()
 
 
 @each_pattern

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,35 @@ def test_fit_changes_nothing_else(alive: bool) -> None:
     plan = budgetopt.plan_of(model)
     assert plan is not None and plan.drops
     assert snapshot(model) == before
+
+
+class Lazy(nn.Module):
+    """Sets itself up in its first forward, as models do that capture outputs, and replaces an item of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack, self.sample = mlp_stack()
+        self.last: list[torch.Tensor | None] = [torch.ones(2)]
+        self.settings = Counter(width=32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "hooked" not in vars(self):
+            self.hooked = True
+            for block in self.stack.children():
+                block.register_forward_hook(lambda module, args, out: 1.5 * out)
+        out: torch.Tensor = self.stack(x)
+        self.last[0] = out.detach()
+        return out
+
+
+def test_what_the_first_forward_sets_up_is_not_set_up_twice() -> None:
+    model = Lazy()
+    plain, planned = copy.deepcopy(model), model
+    before = list(planned.last)
+    budgetopt.fit(planned, model.sample, share((model.stack, model.sample), 0.8), allow=EXACT, optimizer=None)
+    assert planned.last[0] is before[0] and planned.settings == {"width": 32}
+    assert not any(module._forward_hooks for module in planned.modules())
+    assert_same(run_steps(plain, [model.sample], lr=0.01), run_steps(planned, [model.sample], lr=0.01))
 
 
 class Fragile(nn.Module):
