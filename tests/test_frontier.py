@@ -19,10 +19,11 @@ def profiled() -> Profile:
     return budgetopt.profile(*gpt2_small(), optimizer=None)
 
 
+@cache
 def half_plan() -> Plan:
     profile = profiled()
     resident = profile.fixed.total
-    return budgetopt.solve(profile, (resident + profile.peak_bytes) // 2, allow=EXACT)
+    return budgetopt.solve(profile, (resident + profile.peak_bytes) // 2, allow=EXACT, solver="greedy")
 
 
 def test_frontier_runs_from_the_smallest_budget_to_keep_everything() -> None:
