@@ -47,6 +47,13 @@ def _near(path: str, paths: Collection[str]) -> list[str]:
     return list(dict.fromkeys([*get_close_matches(path, paths, cutoff=0.7), *same]))[:3]
 
 
+def further_samples(samples: Iterable[Any]) -> list[Any]:
+    """`samples` as a list; a batch in its place would be taken apart."""
+    if not isinstance(samples, (list, tuple)):
+        raise BudgetOptError(f"samples={type(samples).__name__}: give a list of further batches, [batch, batch]")
+    return list(samples)
+
+
 def number(value: Any, argument: str, legal: str, low: float, high: float = math.inf) -> float:
     """`value`, if it is a number from `low` to `high`; `legal` says in words what is."""
     # NaN is in no range.

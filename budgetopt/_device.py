@@ -11,7 +11,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,6 +48,8 @@ class _Backend(Protocol):
     def meter(self, device: torch.device, spans: bool) -> Any: ...
 
     def mark(self, device: torch.device, peak: Peak, name: str) -> Any: ...
+
+    def capped(self, device: torch.device, limit: int | None) -> AbstractContextManager[list[BaseException]]: ...
 
     def checksum(self, storage: torch.UntypedStorage) -> int: ...
 
@@ -111,6 +113,10 @@ class _Cpu:
 
     def mark(self, device: torch.device, peak: Peak, name: str) -> Any:
         return _torch.mark(name)
+
+    def capped(self, device: torch.device, limit: int | None) -> AbstractContextManager[list[BaseException]]:
+        """There is no limit to set; the meter tells all."""
+        return nullcontext([])
 
     def checksum(self, storage: torch.UntypedStorage) -> int:
         size = storage.nbytes()
@@ -197,6 +203,26 @@ class _Cuda:
             weights = torch.arange(1, piece.numel() + 1, device=storage.device).mul_(2654435761)
             total = total.mul_(31).add_((piece + 1).mul_(weights).sum())
         return int(total)
+
+    @contextmanager
+    def capped(self, device: torch.device, limit: int | None) -> Iterator[list[BaseException]]:
+        """The allocator may reserve no more than `limit` bytes, so that fragmentation counts.
+
+        Yields a list, empty unless the block died of that.
+        """
+        died: list[BaseException] = []
+        if limit is None:
+            yield died
+            return
+        before = torch.cuda.get_per_process_memory_fraction(device)
+        torch.cuda.empty_cache()  # what other steps left must not count
+        torch.cuda.set_per_process_memory_fraction(min(before, limit / (self.total(device) or limit)), device)
+        try:
+            yield died
+        except torch.OutOfMemoryError as error:
+            died.append(error)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(before, device)
 
     def generator(self, device: torch.device) -> torch.Generator:
         index = device.index if device.index is not None else torch.cuda.current_device()

@@ -16,13 +16,13 @@ MUST_MATCH = ("modules", "parameters", "sample")
 VERIFIED_AGAIN = ("sizes", "trainable")
 
 
-def take(model: torch.nn.Module, sample: Any) -> dict[str, Any]:
-    """Everything that identifies `model` and `sample`; ``sizes`` and ``trainable`` may differ later."""
+def take(model: torch.nn.Module, sample: Any, *others: Any) -> dict[str, Any]:
+    """Everything that identifies `model` and its samples; ``sizes`` and ``trainable`` may differ later."""
     return {
         "modules": [[path, type(module).__name__] for path, module in model.named_modules()],
         "parameters": [[name, list(p.shape), str(p.dtype)] for name, p in model.named_parameters()],
         "sample": _structure(sample),
-        "sizes": _sizes(sample),
+        "sizes": _sizes([sample, *others] if others else sample),
         "trainable": [name for name, p in model.named_parameters() if p.requires_grad],
     }
 

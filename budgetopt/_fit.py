@@ -5,48 +5,36 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from budgetopt import _apply, _device, _fingerprint
-from budgetopt._arguments import CHOICES, choices, function, headroom_bytes, layers, number, plan_path
-from budgetopt._errors import OverBudgetError, PlanMismatchError
-from budgetopt._fixed import Resident, device_of, optimizer_bytes, require_plannable
-from budgetopt._plan import Plan, Verification
+from budgetopt import _apply, _device, _fingerprint, _saved, _trial
+from budgetopt._arguments import (
+    CHOICES,
+    choices,
+    function,
+    further_samples,
+    headroom_bytes,
+    layers,
+    number,
+    plan_path,
+)
+from budgetopt._errors import OverBudgetError
+from budgetopt._fixed import device_of, require_plannable
+from budgetopt._plan import Plan
 from budgetopt._profile import profile
 from budgetopt._report import fit_line
 from budgetopt._schema import Profile
 from budgetopt._solve import solve, solver_options
-from budgetopt._state import random_states, restore_random, untouched
+from budgetopt._state import untouched
 from budgetopt._step import Step
+from budgetopt._trial import Job
 from budgetopt._units import parse_bytes, show_bytes
-from budgetopt._verify import gradient_error, prove, run_once
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 ROUNDS = 3
 """Plans tried at most: the first, and one more per correction by what running it showed."""
-
-
-@dataclass
-class _Job:
-    """Everything that `fit` was asked for."""
-
-    model: torch.nn.Module
-    how: Step
-    budget: int
-    headroom: int
-    optimizer: Any
-    allow: tuple[str, ...]
-    exclude: tuple[str, ...]
-    solver: dict[str, Any]
-    max_grad_error: float
-    tell: Callable[[str], None]
-    notes: list[str] = field(default_factory=list)
-    kept: set[tuple[int, int]] = field(default_factory=set)
-    excess: int = 0
 
 
 def fit(
@@ -54,6 +42,7 @@ def fit(
     sample: Any,
     budget: int | str,
     *,
+    samples: Iterable[Any] = (),
     step: Callable[[Any, Any], torch.Tensor] | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
     optimizer: Any = "adamw",
@@ -78,6 +67,7 @@ def fit(
         budget: bound of the peak of a whole training step on the model's device: ``"8GB"``, ``"8GiB"``, bytes,
             ``"80%"`` of the device, ``"free"``. Parameters, buffers, gradients, optimizer state, sample,
             activations and temporaries all count.
+        samples: further batches, of other sizes say: the plan is made for the one that takes most, and tried on all.
         step: ``step(model, sample) -> scalar loss``, for whatever a loss on the output can't express.
         loss: ``loss(output) -> scalar``; by default ``output.loss`` or ``output["loss"]``, else the sum of the
             means of the outputs that require grad.
@@ -101,9 +91,9 @@ def fit(
     function(progress, "progress", "progress(text)")
     kind = _device.backend(device)
     limit = parse_bytes(budget, total=kind.total(device), free=kind.free(device))
-    job = _Job(
+    job = Job(
         model=model,
-        how=Step(sample, loss, step),
+        steps=[Step(each, loss, step) for each in (sample, *further_samples(samples))],
         budget=limit,
         headroom=headroom_bytes(headroom, limit),
         optimizer=optimizer,
@@ -114,17 +104,15 @@ def fit(
         tell=progress or (lambda text: None),
     )
     path = plan_path(plan)
-    saved = _saved_plan(job, path, sample)
+    saved = _saved.find(job, path)
     before = _apply.installed(model)
     try:
-        with untouched(model, sample):
-            made = _reuse(job, saved, sample, verify) if saved is not None else None
-            reused = made is not None
-            if made is None:
-                made = _make(job, saved.profile if saved is not None else _profile(job), verify)
-            _put(model, made)
+        with untouched(model, job.samples):
+            made = _plan(job, saved, verify)
+            _trial.put(model, made)
+        reused = saved is not None and made.regions == saved.plan.regions
         line = fit_line(made, reused=reused, notes=job.notes)
-        if path is not None and (not reused or made is not saved):
+        if path is not None and (saved is None or made is not saved.plan):
             made.save(path)
         print(line, file=sys.stderr)
     except BaseException:
@@ -138,15 +126,29 @@ def fit(
 # -- the stages --------------------------------------------------------------------------------------
 
 
-def _profile(job: _Job) -> Profile:
-    job.tell("profiling one step")
-    found = profile(job.model, job.how.sample, step=job.how.step, loss=job.how.loss, optimizer=job.optimizer)
-    if found.loss_guessed:
+def _plan(job: Job, saved: _saved.Saved | None, verified: bool) -> Plan:
+    """The saved plan if it will do, else another from its profile, else everything anew."""
+    found = saved.reuse(job, verified=verified) if saved is not None else None
+    if found is not None:
+        return found
+    known = saved.profile if saved is not None else None
+    return _make(job, _profile(job) if known is None else known, verified)
+
+
+def _profile(job: Job) -> Profile:
+    """Of the sample whose plain step takes most; bound to all of them."""
+    profiles = []
+    for how in job.steps:
+        job.tell("profiling one step")
+        profiles.append(profile(job.model, how.sample, step=how.step, loss=how.loss, optimizer=job.optimizer))
+    worst = max(profiles, key=lambda found: found.peak_bytes)
+    job.profiled = profiles.index(worst)
+    if worst.loss_guessed:
         job.notes.append("the loss was guessed from the output, its own memory is not counted")
-    return found
+    return worst.model_copy(update={"fingerprint": _fingerprint.take(job.model, *job.samples)})
 
 
-def _make(job: _Job, found: Profile, verify: bool) -> Plan:
+def _make(job: Job, found: Profile, verified: bool) -> Plan:
     """Solve, run, correct: until the plan that runs is right and within the budget."""
     for _ in range(ROUNDS):
         job.tell("solving")
@@ -160,116 +162,13 @@ def _make(job: _Job, found: Profile, verify: bool) -> Plan:
             excess=job.excess,
             **job.solver,
         )
-        if not verify:
+        if not verified:
             return plan
-        verified = _verify(job, found, plan)
-        if verified is not None:
-            return plan.model_copy(update={"measured": verified})
+        measured = _trial.verify(job, found, plan)
+        if measured is not None:
+            return plan.model_copy(update={"measured": measured})
     raise OverBudgetError(
         f"the planned step still does not hold {show_bytes(job.budget)} after {ROUNDS} plans; "
         "set headroom= or a larger budget",
         job.budget + job.excess,
     )
-
-
-def _verify(job: _Job, found: Profile, plan: Plan) -> Verification | None:
-    """Run the plan; None if it must be solved again, with what was learned noted in `job`."""
-    job.tell("verifying")
-    _put(job.model, plan)
-    resident = Resident(job.model, job.how.sample)
-    states = random_states()
-    proof = prove(job.model, job.how, resident)
-    if proof.differing or proof.broken:
-        _keep_what_differs(job, found, proof.differing, proof.broken)
-        return None
-    restore_random(states)
-    run = run_once(job.model, job.how, resident, found.fixed.optimizer)
-    if run.peak > job.budget - job.headroom:
-        over = run.peak - plan.predicted.peak_bytes
-        if not plan.drops or job.excess >= over > 0:
-            _too_much(job, run.peak)
-        job.excess += max(over, run.peak - (job.budget - job.headroom))
-        return None
-    error = _fp16_error(job, found, plan, resident)
-    if error is not None and error > job.max_grad_error:
-        job.notes.append(f"fp16 left out: gradient error {error:.1e} is over max_grad_error={job.max_grad_error:g}")
-        job.allow = tuple(choice for choice in job.allow if choice != "fp16")
-        return None
-    return Verification(
-        peak_bytes=run.peak,
-        step_ns=run.ns,
-        values_proven=proof.proven,
-        values_kept_after_proof=tuple(found.operators[i].name for i, _ in sorted(job.kept)),
-        grad_error=error,
-    )
-
-
-def _too_much(job: _Job, peak: int) -> None:
-    raise OverBudgetError(
-        f"the planned step was run and took {show_bytes(peak)}, over the budget of {show_bytes(job.budget)}; "
-        "set headroom= or a larger budget",
-        peak,
-    )
-
-
-def _keep_what_differs(
-    job: _Job, found: Profile, differing: list[tuple[str, int, int, int]], broken: list[str]
-) -> None:
-    numbers = {(record.path, record.call): record for record in found.regions}
-    for path, call, position, slot in differing:
-        job.kept.add((numbers[path, call].operators[position], slot))
-    for record in found.regions:
-        if record.path in broken:
-            job.kept.update((i, slot) for i in record.operators for slot, _ in found.operators[i].slots)
-    job.notes.append(f"{len(differing)} values kept, replaying them did not give the same bits")
-    if broken:
-        job.notes.append(f"kept whole, can't be recorded: {', '.join(broken)}")
-
-
-def _fp16_error(job: _Job, found: Profile, plan: Plan, resident: Resident) -> float | None:
-    if not any(d.choice == "fp16" for region in plan.regions for d in region.decisions):
-        return None
-    job.tell("measuring the error of fp16")
-    exact = plan.model_copy(update={"regions": tuple(r.exact() for r in plan.regions)})
-    return gradient_error(job.model, job.how, resident, exact, plan)
-
-
-def _put(model: torch.nn.Module, plan: Plan) -> None:
-    _apply.install(model, plan, _apply.regions_of(plan))
-
-
-# -- saved plans -------------------------------------------------------------------------------------
-
-
-def _saved_plan(job: _Job, path: Path | None, sample: Any) -> Plan | None:
-    if path is None:
-        return None
-    if not path.exists():
-        return None
-    saved = Plan.load(path)
-    now = _fingerprint.take(job.model, sample)
-    try:
-        _fingerprint.require_match(saved.fingerprint, None, now)
-    except PlanMismatchError:
-        _fingerprint.require_match(saved.fingerprint, saved.profile.fingerprint, now)
-    return saved
-
-
-def _reuse(job: _Job, saved: Plan, sample: Any, verify: bool) -> Plan | None:
-    """The saved plan if it answers the same question; verified again where the surroundings differ."""
-    asked = (job.budget, job.headroom, tuple(c for c in CHOICES if c in {*job.allow, "keep"}), job.exclude)
-    if asked != (saved.budget_bytes, saved.headroom_bytes, saved.allow, saved.exclude):
-        return None
-    now = _fingerprint.take(job.model, sample)
-    resident = Resident(job.model, sample)
-    same = (
-        not _fingerprint.differs(saved.fingerprint, now)
-        and saved.environment == _fingerprint.environment(resident.device, resident.gradient > 0)
-        and saved.profile_optimizer == optimizer_bytes(job.model, job.optimizer)
-    )
-    if same and (saved.measured is not None or not verify):
-        return saved
-    if not verify:
-        return saved
-    verified = _verify(job, saved.profile, saved)
-    return None if verified is None else saved.model_copy(update={"measured": verified})

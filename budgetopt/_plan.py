@@ -63,9 +63,10 @@ class Prediction(Strict):
 
 
 class Verification(Strict):
-    """What running the plan showed."""
+    """What running the plan showed; `reserved_bytes` of the caching allocator (CUDA; 0 elsewhere)."""
 
     peak_bytes: int
+    reserved_bytes: int = 0
     step_ns: int
     values_proven: int
     values_kept_after_proof: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +39,29 @@ class Proof:
     broken: list[str]
 
 
-def run_once(model: torch.nn.Module, how: Step, resident: Resident, reserve: int) -> Run:
-    """One step of the model as it is, measured. Gradients start as `resident` found them."""
+def run_once(
+    model: torch.nn.Module, how: Step, resident: Resident, reserve: int, limit: int | None = None, pending: int = 0
+) -> Run:
+    """One step of the model as it is, measured. Gradients start as `resident` found them.
+
+    Args:
+        reserve: bytes of the optimizer's state, `pending` of them not there yet. limit: bytes that the device's allocator must do with, where it
+            can be told so; a step that dies of it has a peak over `limit`.
+    """
     fresh_gradients(resident.without)
-    with _device.backend(resident.device).meter(resident.device, False) as peak:
-        loss = how.run(model)
-    fresh_gradients(resident.without)
+    kind, device = _device.backend(resident.device), resident.device
     fixed = resident.fixed(reserve).total
-    return Run(peak=fixed + peak.above, ns=peak.ns, reserved=peak.reserved, loss=float(loss))
+    loss = math.nan
+    with kind.capped(device, None if limit is None else limit - pending) as died, kind.meter(device, False) as peak:
+        loss = float(how.run(model))
+    fresh_gradients(resident.without)
+    above = fixed + peak.above
+    return Run(
+        peak=max(above, limit + 1) if died and limit is not None else above,
+        ns=peak.ns,
+        reserved=peak.reserved,
+        loss=loss,
+    )
 
 
 def prove(model: torch.nn.Module, how: Step, resident: Resident) -> Proof:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import budgetopt
-from budgetopt import _fit, _verify
+from budgetopt import _verify
 from tests.models import Built, conv_stack, dropout_stack, fresh_batch, gpt2_small, mlp_stack, resnet_small
 from tests.oracle import assert_same, plain_and_planned, run_steps
 from tests.outside_meter import peak_bytes, resident_bytes
@@ -251,7 +251,7 @@ def test_over_the_budget_in_reality_is_an_error_and_undone(monkeypatch: pytest.M
         run.peak *= 2
         return run
 
-    monkeypatch.setattr(_fit, "run_once", larger)
+    monkeypatch.setattr(_trial, "run_once", larger)
     with pytest.raises((budgetopt.OverBudgetError, budgetopt.InfeasibleBudgetError)):
         budgetopt.fit(model, sample, share((model, sample), 0.9), allow=EXACT, optimizer=None)
     assert all("forward" not in vars(module) for module in model.modules())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import budgetopt
-from budgetopt import _fit
+from budgetopt import Plan, _fit, _trial
 from tests.models import gpt2_small, mlp_stack
 from tests.oracle import assert_same, plain_and_planned, run_steps
 from tests.outside_meter import peak_bytes, resident_bytes
@@ -28,14 +28,14 @@ def budget_of(model: Any, sample: Any, part: float = 0.6) -> int:
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often fit measured, solved and verified."""
     counts = {"profile": 0, "solve": 0, "run_once": 0}
-    for name in counts:
-        real = getattr(_fit, name)
+    for module, name in ((_fit, "profile"), (_fit, "solve"), (_trial, "run_once")):
+        real = getattr(module, name)
 
         def count(*arguments: Any, name: str = name, real: Any = real, **named: Any) -> Any:
             counts[name] += 1
             return real(*arguments, **named)
 
-        monkeypatch.setattr(_fit, name, count)
+        monkeypatch.setattr(module, name, count)
     return counts
 
 
@@ -63,6 +63,46 @@ def test_another_budget_solves_again_without_measuring(tmp_path: Path, counted: 
         budgetopt.fit(model, sample, budget, allow=EXACT, optimizer=None, plan=path)
     assert counted["profile"] == 1 and counted["solve"] == 2
     assert budgetopt.Plan.load(path).budget_bytes == budgets[1]
+
+
+def test_a_slightly_larger_budget_uses_the_plan_that_is_there(
+    tmp_path: Path, counted: dict[str, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    model, sample = mlp_stack()
+    budget = budget_of(model, sample)
+    budgetopt.fit(model, sample, budget, allow=EXACT, optimizer=None, plan=path)
+    text = path.read_text()
+    for other in (budget * 103 // 100, Plan.load(path).predicted.peak_bytes):
+        budgetopt.fit(mlp_stack()[0], sample, other, allow=EXACT, optimizer=None, plan=path)
+        assert "fits" in capfd.readouterr().err
+    assert counted == {"profile": 1, "solve": 1, "run_once": 1} and path.read_text() == text
+    budgetopt.fit(mlp_stack()[0], sample, budget * 11 // 10, allow=EXACT, optimizer=None, plan=path)
+    assert counted["profile"] == 1 and counted["solve"] == 2
+
+
+def test_a_larger_sample_that_breaks_the_budget_is_profiled(tmp_path: Path, counted: dict[str, int]) -> None:
+    path = tmp_path / "plan.json"
+    model, sample = mlp_stack(batch=64)
+    larger = torch.cat([sample, sample])
+    budget = budget_of(model, larger, 0.8)
+    budgetopt.fit(model, sample, budget, allow=EXACT, optimizer=None, plan=path)
+    budgetopt.fit(model, larger, budget, allow=EXACT, optimizer=None, plan=path)
+    assert counted["profile"] == 2
+    probe = copy.deepcopy(model)
+    assert resident_bytes(probe, larger) + peak_bytes(probe, larger) <= budget
+    assert Plan.load(path).profile.batch == 128
+
+
+def test_another_optimizer_reserve_needs_no_new_profile(tmp_path: Path, counted: dict[str, int]) -> None:
+    path = tmp_path / "plan.json"
+    model, sample = mlp_stack()
+    budget = budget_of(model, sample, 0.9)
+    budgetopt.fit(model, sample, budget, allow=EXACT, optimizer=None, plan=path)
+    parameters = sum(p.numel() * 4 for p in model.parameters())
+    budgetopt.fit(model, sample, budget + 2 * parameters, allow=EXACT, optimizer="adamw", plan=path)
+    assert counted["profile"] == 1
+    assert Plan.load(path).profile.fixed.optimizer == 2 * parameters
 
 
 def test_another_sample_size_is_verified_again(tmp_path: Path, counted: dict[str, int]) -> None:
