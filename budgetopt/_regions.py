@@ -24,7 +24,7 @@ from budgetopt._step import Step
 LEAST_SHARE = 0.01
 COVER = 0.8
 LEAST_SAVED = 4
-BIG = 0.05
+INNER = 0.1
 
 
 class Survey:
@@ -195,9 +195,13 @@ def _repeats(module: torch.nn.Module, parent: torch.nn.Module, found: Survey) ->
 
 
 def _rich(module: torch.nn.Module, found: Survey) -> bool:
-    """Enough is saved inside that there is something to decide besides its input and output."""
-    sizes = found.saved[module]
-    return sum(size >= BIG * sum(sizes) for size in sizes) >= LEAST_SAVED
+    """Enough is saved inside that there is something to decide besides its input and output.
+
+    By what all but the two largest storages hold together, not by their number: experts, recurrences and wide
+    models with dropout save many small ones.
+    """
+    sizes = sorted(found.saved[module])
+    return len(sizes) >= LEAST_SAVED and sum(sizes[:-2]) >= INNER * sum(sizes)
 
 
 def storages_of(tensors: Any) -> dict[int, torch.UntypedStorage]:
