@@ -281,13 +281,16 @@ def uninstall(model: torch.nn.Module) -> bool:
     return found
 
 
-def regions_of(plan: Plan) -> list[Region]:
-    """A plan as the executor wants it: per module, a script for each of its calls in a step."""
+def regions_of(plan: Plan, *, quiet: bool = False) -> list[Region]:
+    """A plan as the executor wants it: per module, a script for each of its calls in a step.
+
+    `quiet`: for a trial, in which calls that differ are nothing to warn of.
+    """
     by_path: dict[str, dict[int, RegionPlan]] = {}
     for planned in plan.regions:
         by_path.setdefault(planned.path, {})[planned.call] = planned
     regions = []
-    notices = Notices(plan)
+    notices = None if quiet else Notices(plan)
     for path, calls in by_path.items():
         count = plan.calls.get(path, max(calls) + 1)
         scripts = [_script(calls[call]) if call in calls else None for call in range(count)]

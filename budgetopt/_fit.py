@@ -109,7 +109,7 @@ def fit(
     try:
         with untouched(model, job.samples):
             made = _plan(job, saved, verify)
-            _trial.put(model, made)
+            _apply.install(model, made, _apply.regions_of(made))
         reused = saved is not None and made.regions == saved.plan.regions
         line = fit_line(made, reused=reused, notes=job.notes)
         if path is not None and (saved is None or made is not saved.plan):

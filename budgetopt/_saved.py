@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from budgetopt import _fingerprint
 from budgetopt._arguments import CHOICES
-from budgetopt._errors import PlanMismatchError
+from budgetopt._errors import OverBudgetError, PlanMismatchError
 from budgetopt._fixed import Resident, optimizer_bytes
 from budgetopt._plan import Plan
 from budgetopt._schema import Profile
@@ -51,7 +52,11 @@ class Saved:
             return self.plan
         if not verified:
             return self.plan
-        found = verify(job, self._updated, self.plan)
+        trial = replace(job, kept=set(), notes=[])  # what it teaches is of no use to another plan
+        try:
+            found = verify(trial, self._updated, self.plan)
+        except OverBudgetError:
+            return None
         return None if found is None else self.plan.model_copy(update={"measured": found})
 
     def _answers(self, job: Job) -> bool:

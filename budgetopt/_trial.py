@@ -60,11 +60,6 @@ class Job:
         return self.budget - self.headroom
 
 
-def put(model: torch.nn.Module, plan: Plan) -> None:
-    """Install a plan."""
-    _apply.install(model, plan, _apply.regions_of(plan))
-
-
 def verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
     """Run the plan on every sample; None if it must be solved again, with what was learned noted in `job`.
 
@@ -72,7 +67,7 @@ def verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
         OverBudgetError: no other plan would help.
     """
     job.tell("verifying")
-    put(job.model, plan)
+    _apply.install(job.model, plan, _apply.regions_of(plan, quiet=True))
     states = random_states()
     runs, proven = [], 0
     for number, how in enumerate(job.steps):

@@ -45,8 +45,9 @@ def run_once(
     """One step of the model as it is, measured. Gradients start as `resident` found them.
 
     Args:
-        reserve: bytes of the optimizer's state, `pending` of them not there yet. limit: bytes that the device's allocator must do with, where it
-            can be told so; a step that dies of it has a peak over `limit`.
+        reserve: bytes of the optimizer's state, `pending` of them not there yet.
+        limit: bytes that the device's allocator must do with, where it can be told so; a step that dies of it
+            has a peak over `limit`.
     """
     fresh_gradients(resident.without)
     kind, device = _device.backend(resident.device), resident.device
@@ -105,7 +106,7 @@ def gradient_error(model: torch.nn.Module, how: Step, resident: Resident, exact:
 
 def _gradients(model: torch.nn.Module, how: Step, resident: Resident, plan: Plan, states: Any) -> list[torch.Tensor]:
     restore_random(states)
-    _apply.install(model, plan, _apply.regions_of(plan))
+    _apply.install(model, plan, _apply.regions_of(plan, quiet=True))
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.zero_()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import budgetopt
-from budgetopt import _verify
+from budgetopt import _trial, _verify
 from tests.models import Built, conv_stack, dropout_stack, fresh_batch, gpt2_small, mlp_stack, resnet_small
 from tests.oracle import assert_same, plain_and_planned, run_steps
 from tests.outside_meter import peak_bytes, resident_bytes
@@ -246,8 +246,8 @@ def test_over_the_budget_in_reality_is_an_error_and_undone(monkeypatch: pytest.M
     model, sample = mlp_stack()
     real = _verify.run_once
 
-    def larger(*arguments: Any) -> Any:
-        run = real(*arguments)
+    def larger(*arguments: Any, **named: Any) -> Any:
+        run = real(*arguments, **named)
         run.peak *= 2
         return run
 
