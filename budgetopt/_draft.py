@@ -14,7 +14,7 @@ class Draft:
     """An operator while it is being written down."""
 
     __slots__ = ("backward", "births", "blocked", "module", "name", "ranks", "reads", "region", "rng", "snapshot",
-                 "slots", "time_ns", "watched")  # fmt: skip
+                 "slots", "time_ns", "watched", "workspace")  # fmt: skip
 
     def __init__(self, name: str, region: int, module: str, backward: bool) -> None:
         self.name = name
@@ -29,6 +29,7 @@ class Draft:
         self.blocked = ""
         self.snapshot = False
         self.rng = 0
+        self.workspace = 0
         self.watched: list[Watch] = []
 
 
@@ -48,12 +49,13 @@ class Watch:
 
 
 class Storage:
-    """A storage that the step made."""
+    """A storage that the step made; `died_at`: the position of its death among the events."""
 
-    __slots__ = ("alive", "aliases", "reference", "value")
+    __slots__ = ("alive", "aliases", "died_at", "reference", "value")
 
     def __init__(self) -> None:
         self.alive = True
+        self.died_at = -1
         self.value = OUTSIDE
         self.aliases: list[weakref.ref[torch.Tensor]] = []
         self.reference: weakref.ref[torch.UntypedStorage] | None = None

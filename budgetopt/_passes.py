@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from budgetopt import _apply, _device
+from budgetopt._engine import inside_nodes
 from budgetopt._fixed import Resident
 from budgetopt._numbering import Numbering
 from budgetopt._operators import Info
@@ -121,12 +122,15 @@ def _attempt(
         calls = Calls(tape)
         _apply.install(model, None, [_region(path, calls, scripts) for path in paths])
         try:
-            with _module_names(model, tape), tape:
-                out, loss = how.forward(model)
-                tape.forward_ended()
-                loss.backward()  # type: ignore[no-untyped-call]
+            with _module_names(model, tape):
+                with tape:
+                    out, loss = how.forward(model)
+                    tape.forward_ended()
+                    gradient = torch.ones_like(loss)
+                with inside_nodes(loss, tape):
+                    loss.backward(gradient)  # type: ignore[no-untyped-call]
                 tape.close()
-            del out, loss
+            del out, loss, gradient
         except RuntimeError as error:
             if last or "modified by an inplace operation" not in str(error):
                 raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from budgetopt import _device, _torch
 from budgetopt._codec import WIDE
 from budgetopt._draft import Draft, Storage, Watch
+from budgetopt._engine import Edge
 from budgetopt._operators import PLAIN, Info, describe, is_plain, ranks, tensors, written_tensors
 from budgetopt._record import SNAPSHOT_LIMIT
 from budgetopt._schema import OperatorRecord, ValueRecord
@@ -60,6 +61,8 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         self._held: set[int] = set()
         self._ours: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._watches: dict[tuple[int, int], Watch] = {}
+        self._waiting: dict[Edge, list[int]] = {}
+        self._dropped: set[int] = set()
 
     # -- operators -------------------------------------------------------------------------------
 
@@ -173,6 +176,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         self._held.discard(index)
         if entry.alive and not self.closed:
             entry.alive = False
+            entry.died_at = len(self.events)
             self.events.append((Kind.DIE, index))
 
     def _poll(self) -> None:
@@ -231,6 +235,43 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         if not self.closed:
             self.events.append((Kind.HANDLE_DIE, handle))
 
+    def received(self, node: int, gradients: Any) -> None:
+        """A node of the graph is about to run: gradients that nobody saw being made are sums of others."""
+        self._poll()
+        draft = Draft("autograd.sum", OUTSIDE, "", True)
+        for slot, storage in _storages_of(gradients):
+            terms = self._waiting.pop((node, slot), [])
+            if self._find(storage) == OUTSIDE and not self._is_fixed(storage) and not self._in_place(storage, terms):
+                # Its two terms were there as well while it was made.
+                draft.workspace += 2 * self.sizes[self._born(storage, draft)]
+        if draft.births:
+            self.events.append((Kind.RUN, len(self.drafts)))
+            self.drafts.append(draft)
+
+    def delivered(self, edges: Sequence[Edge], gradients: Any) -> None:
+        """A node gave them; each waits for the node that its edge leads to."""
+        for slot, storage in _storages_of(gradients):
+            index = self._find(storage)
+            if index != OUTSIDE and slot < len(edges):
+                self._waiting.setdefault(edges[slot], []).append(index)
+
+    def _in_place(self, storage: torch.UntypedStorage, terms: list[int]) -> bool:
+        """The plain step writes a sum into the first of its terms that nobody else holds: let that one live on.
+
+        It is the first that died, for here the engine held it alone as well.
+        """
+        size = _device.rounded(storage.device, storage.nbytes())
+        gone = [i for i in terms if not self._storages[i].alive and self.sizes[i] == size]
+        if not gone:
+            return False
+        index = min(gone, key=lambda i: self._storages[i].died_at)
+        entry = self._storages[index]
+        self._dropped.add(entry.died_at)
+        entry.alive = True
+        entry.reference = weakref.ref(storage, lambda _: self._died(index))
+        self._index[id(storage)] = index
+        return True
+
     def forward_ended(self) -> None:
         """The loss is there; what follows is the backward pass."""
         self._poll()
@@ -241,6 +282,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         """Nothing that happens from here on belongs to the step."""
         self._poll()
         self.events.append((Kind.BACKWARD_END, 0))
+        self.events = [event for i, event in enumerate(self.events) if i not in self._dropped]
         self.closed = True
 
     def release(self) -> None:
@@ -270,7 +312,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
             region=draft.region,
             backward=draft.backward,
             time_ns=draft.time_ns,
-            workspace=max(0, span - sum(self.sizes[s] for s in draft.births)),
+            workspace=draft.workspace or max(0, span - sum(self.sizes[s] for s in draft.births)),
             rng_bytes=draft.rng,
             births=tuple(draft.births),
             reads=tuple(draft.reads),
@@ -288,3 +330,10 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
             half = size * 2 // width + width if self.dtypes[number] in WIDE else 0  # and the scale, one number
             records.append(ValueRecord(**value, half_bytes=half, codec_ns=codec_ns(size) if half else 0))
         return records
+
+
+def _storages_of(gradients: Any) -> Iterator[tuple[int, torch.UntypedStorage]]:
+    """The storages of those that are plain tensors and have any bytes, with their positions."""
+    for slot, tensor in enumerate(gradients):
+        if type(tensor) in PLAIN and is_plain(tensor) and tensor.untyped_storage().nbytes():
+            yield slot, tensor.untyped_storage()
