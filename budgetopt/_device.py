@@ -59,6 +59,8 @@ class _Backend(Protocol):
 
     def free(self, device: torch.device) -> int | None: ...
 
+    def context(self, device: torch.device) -> int: ...
+
     def capturing(self, device: torch.device) -> bool: ...
 
 
@@ -130,6 +132,9 @@ class _Cpu:
 
     def free(self, device: torch.device) -> int | None:
         return _host.free()
+
+    def context(self, device: torch.device) -> int:
+        return 0
 
     def capturing(self, device: torch.device) -> bool:
         return False
@@ -235,6 +240,11 @@ class _Cuda:
     def free(self, device: torch.device) -> int | None:
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + reusable
+
+    def context(self, device: torch.device) -> int:
+        """Bytes taken on the device by anything but this process's allocator."""
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(total - free) - torch.cuda.memory_reserved(device))
 
     def capturing(self, device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from budgetopt import _apply, _fingerprint
+from budgetopt import _apply, _device, _fingerprint
 from budgetopt._errors import BudgetOptError
 from budgetopt._fixed import Resident, device_of, optimizer_bytes, require_module
 from budgetopt._plan import Plan
@@ -87,5 +87,6 @@ def measure(
         resident_bytes=resident.fixed(reserve).total,
         step_ns=times[len(times) // 2],
         reserved_bytes=max(run.reserved for run in runs),
+        context_bytes=_device.backend(resident.device).context(resident.device),
         losses=tuple(run.loss for run in runs),
     )

@@ -30,6 +30,8 @@ def fit_line(plan: Plan, *, reused: bool, notes: list[str]) -> str:
     else:
         parts.append(f"about {predicted.overhead:+.1%} step time")
         parts.append(_exactness(plan))
+    if measured and measured.reserved_bytes:
+        parts.append(f"the allocator reserved {show_bytes(measured.reserved_bytes)}")
     if plan.drops:
         parts.append(f"{plan.solver}, gap {plan.gap:.1%}")
     if reused:

@@ -219,11 +219,13 @@ class Measurement(Strict):
     Attributes:
         peak_bytes: peak of forward and backward, resident bytes included. resident_bytes: parameters,
             buffers, gradients at the start, sample, optimizer state. step_ns: median.
-        reserved_bytes: what the caching allocator reserved (CUDA; 0 elsewhere).
+        reserved_bytes: what the caching allocator reserved (CUDA; 0 elsewhere). context_bytes: what else is taken
+            on the device: CUDA's context, libraries, other processes.
     """
 
     peak_bytes: int
     resident_bytes: int
     step_ns: int
     reserved_bytes: int = 0
+    context_bytes: int = 0
     losses: tuple[float, ...] = ()
