@@ -25,7 +25,7 @@ class Entry:
         build: returns ``(model, sample)``. small, full: its keyword arguments.
         step, loss: as ``budgetopt.fit`` takes them.
         fresh: ``fresh(sample, seed)`` → other data of the same structure and sizes.
-        routed: the operators depend on the data.
+        routed: operators and sizes depend on the data.
     """
 
     build: Callable[..., Built]
@@ -228,7 +228,6 @@ ZOO: dict[str, Entry] = {
         mixtral,
         _text(64, 2, 128, 4, 32) | {"experts": "grouped_mm"},
         _text(256, 6, 4000, 8, 256) | {"experts": "grouped_mm"},
-        routed=True,
     ),
     "mixtral eager": Entry(
         mixtral,

@@ -58,6 +58,17 @@ class Case:
         probe = copy.deepcopy(model)
         return resident_bytes(probe, batch) + peak_bytes(probe, batch, **ZOO[self.name].how)
 
+    def allowed(self, budget: int, batch: Any) -> int:
+        """What the planned step may take on a batch: the budget.
+
+        Where the data route the operators, sizes follow the batch, and only the sample's own are promised: there,
+        half of what the plan saves must be left of the plain step's peak on that batch.
+        """
+        if not ZOO[self.name].routed:
+            return budget
+        plain = self.peak(self.built[0], batch)
+        return max(budget, plain - (self.resident + self.above - budget) // 2)
+
     def trained(self, model: Any, batches: list[Any]) -> Trace:
         """Three steps of SGD on a copy."""
         return run_steps(copy.deepcopy(model), batches, lr=0.01, **ZOO[self.name].how)
