@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from budgetopt import _torch
+from budgetopt import _device, _torch
 from budgetopt._handles import unpack
 from budgetopt._notices import Notices
 from budgetopt._numbering import Numbering
@@ -90,7 +90,7 @@ class Region:
             self._larger(call, first)
         policy: Policy = self.policy(self.scripts[call])
         policy.verify = self.verify
-        recorder = Recorder(policy, self.counters, self.observer)
+        recorder = Recorder(policy, self.counters, self.observer, _device.stream_of(first))
         if len(self.scripts) > 1:
             recorder.call.abandoned = functools.partial(self._abandoned, number)
         if self.verify:

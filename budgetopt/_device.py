@@ -284,6 +284,14 @@ def rounded(device: torch.device, nbytes: int) -> int:
     return -(-nbytes // 512) * 512 if device.type == "cuda" else nbytes
 
 
+def stream_of(tensor: torch.Tensor | None) -> Callable[[], int] | None:
+    """A function that tells the current stream of the tensor's device, or None where there is but one."""
+    if tensor is None or not tensor.is_cuda:
+        return None
+    device = tensor.device
+    return lambda: int(torch.cuda.current_stream(device).cuda_stream)
+
+
 def fill(storage: torch.UntypedStorage, byte: int) -> None:
     """Set every byte."""
     torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).fill_(byte)

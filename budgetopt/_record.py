@@ -9,6 +9,7 @@ not fit the call can cost bytes or time, never correctness.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         broken: recording met something it does not understand; from there on everything is kept.
         matched: the operators so far are the planned ones. position: operators numbered so far.
         off: nothing is recorded now: broken, or code that is not the region's runs.
+        stream: tells the current stream, where there are several; a region that changes it is kept from there on.
     """
 
     supports_higher_order_operators = True
@@ -45,10 +47,18 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         """Let torch.compile work inside the region instead of skipping every frame."""
         return True
 
-    def __init__(self, policy: Policy, counters: Counters, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        counters: Counters,
+        observer: Observer | None = None,
+        stream: Callable[[], int] | None = None,
+    ) -> None:
         super().__init__()
         self.policy = policy
         self.observer = observer
+        self.stream = stream
+        self.home = 0 if stream is None else stream()
         self.call = Call(counters, verify=policy.verify)
         self.known = Known()
         self.outside: dict[int, weakref.ref[Value]] = {}
@@ -72,6 +82,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         """Run `func` as it is, and note what running it again takes. Flat: this is the hot path."""
         info = INFOS.get(func) or describe(func)
         if info.skip or self.off or (info.cast and is_leaf_cast(info, args)):
+            return info.call(*args, **kwargs) if kwargs else info.call(*args)
+        if self.stream is not None and self.stream() != self.home:
+            self.broken = self.off = True  # what runs on two streams is not replayed on one
             return info.call(*args, **kwargs) if kwargs else info.call(*args)
         index = self.position
         self.position = index + 1

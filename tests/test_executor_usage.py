@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import budgetopt
+from budgetopt import _device
 from budgetopt._apply import install, installed, uninstall
 from budgetopt.solvers import Choice
 from tests.forced import Around, by_lot, drop, failures, force, keep
@@ -863,3 +864,15 @@ def test_no_region_at_all() -> None:
     plain = copy.deepcopy(model)
     install(model, None, [])
     assert_same(run_steps(plain, [x]), run_steps(model, [x]))
+
+
+def test_a_region_that_changes_its_stream_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: after the fourth look at the current stream it is another one."""
+    model, sample = dropout_stack()
+    plain, planned = copy.deepcopy(model), copy.deepcopy(model)
+    regions = force(planned, drop, [str(i) for i in range(4)])
+    asked = iter(range(1_000_000))
+    monkeypatch.setattr(_device, "stream_of", lambda first: lambda: int(next(asked) >= 4))
+    assert_same(run_steps(plain, [sample]), run_steps(planned, [sample]))
+    assert [region.counters.broken for region in regions] == [1, 0, 0, 0]
+    assert all(region.counters.replayed for region in regions[1:])
