@@ -157,7 +157,10 @@ def test_growth_is_that_of_plain(use: Use, build: Callable[..., Any], choose: Ch
     model, x = built(build)
     plain = copy.deepcopy(model)
     force(model, choose, PATHS)
-    expected, found = growth(plain, x, use), growth(model, x, use)
+    for _ in range(3):  # somebody's cache may fill once, also under the plain model; a leak is there every time
+        expected, found = growth(plain, x, use), growth(model, x, use)
+        if found[1:] == expected[1:] and abs(found[0] - expected[0]) < LAST - FIRST:
+            break
     assert found[1:] == expected[1:]
     assert abs(found[0] - expected[0]) < LAST - FIRST  # less than one object a step: caches that fill count none
 
