@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -58,14 +58,14 @@ class Region:
         scripts: list[Script | None],
         *,
         drops: list[bool],
-        shapes: list[tuple[int, ...]] | None = None,
+        shapes: Sequence[tuple[int, ...]] = (),
         notices: Notices | None = None,
     ) -> None:
         self.path = path
         self.scripts = scripts
         self.drops = drops
         self.shapes = shapes
-        self.sizes = [prod(shape) for shape in shapes] if shapes is not None else None
+        self.sizes = [prod(shape) for shape in shapes]
         self.notices = notices
         self.counters = Counters()
         self.verify = False
@@ -86,8 +86,8 @@ class Region:
         self.next_call += 1
         if not self.drops[call]:
             return None
-        if self.sizes is not None and first is not None and first.numel() > self.sizes[call]:
-            self._larger(call, first)
+        if self.notices is not None and first is not None and first.numel() > self.sizes[call]:
+            self.notices.larger(self.shapes[call], first.shape)
         policy: Policy = self.policy(self.scripts[call])
         policy.verify = self.verify
         recorder = Recorder(policy, self.counters, self.observer, _device.stream_of(first))
@@ -115,10 +115,6 @@ class Region:
             if self.notices is not None:
                 self.notices.differs(self.path)
 
-    def _larger(self, call: int, first: torch.Tensor) -> None:
-        if self.notices is not None and self.shapes is not None:
-            self.notices.larger(self.shapes[call], first.shape)
-
     def copied(self) -> Region:
         """The same plan for a copy of the module, with counters of its own."""
         return Region(self.path, self.scripts, drops=self.drops, shapes=self.shapes, notices=self.notices)
@@ -130,11 +126,11 @@ class PlannedForward:
     It refers to its module weakly and rebinds itself in copies, so that copies use their own weights.
     """
 
-    def __init__(self, module: torch.nn.Module, region: Region) -> None:
+    def __init__(self, module: torch.nn.Module, region: Region, before: Callable[..., Any] | None) -> None:
         self._module = weakref.ref(module)
-        self._before: Callable[..., Any] | None = module.__dict__.get("forward")
+        self._before = before
         self.region = region
-        forward = self._before or module.forward
+        forward = self._original()
         self.__signature__ = inspect.signature(forward)
         self.__name__ = "forward"
         self.__doc__ = forward.__doc__
@@ -187,16 +183,8 @@ class PlannedForward:
         return _rebuild, (self._module(), self.region, self._before)
 
 
-def _rebuild(module: Any, region: Region, before: Callable[..., Any] | None = None) -> PlannedForward:
-    forward = type(module).forward.__get__(module) if before is None else before
-    rebuilt = PlannedForward.__new__(PlannedForward)
-    rebuilt._module = weakref.ref(module)
-    rebuilt._before = before
-    rebuilt.region = region.copied()
-    rebuilt.__signature__ = inspect.signature(forward)
-    rebuilt.__name__ = "forward"
-    rebuilt.__doc__ = forward.__doc__
-    return rebuilt
+def _rebuild(module: Any, region: Region, before: Callable[..., Any] | None) -> PlannedForward:
+    return PlannedForward(module, region.copied(), before)
 
 
 class Replicate:
@@ -261,7 +249,7 @@ def install(model: torch.nn.Module, plan: Any, regions: Iterable[Region]) -> Ins
     modules = dict(model.named_modules())
     for path, region in found.regions.items():
         module = modules[path]
-        module.__dict__["forward"] = PlannedForward(module, region)
+        module.__dict__["forward"] = PlannedForward(module, region, module.__dict__.get("forward"))
         module.__dict__[REPLICATE] = Replicate(module)
     _MODELS[model] = found
     return found

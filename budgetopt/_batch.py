@@ -97,10 +97,12 @@ def largest(profile: Profile, limit: int, allow: Iterable[str], exclude: Iterabl
         problem = to_problem(at_batch(profile, batch), 0, allow=allow, exclude=exclude)
         return memory.simulate(problem, memory.minimum(problem)[1])
 
-    lowest = least(profile.batch).choices
-    found = largest_planned(profile, limit, lowest)
-    while found < MOST and least(found + 1).peak <= limit:  # there, another choice may be the least
-        found = max(found + 1, largest_planned(profile, limit, least(found + 1).choices))
+    found = largest_planned(profile, limit, least(profile.batch).choices)
+    while found < MOST:
+        lowest = least(found + 1)  # there, another choice may be the least
+        if lowest.peak > limit:
+            break
+        found = max(found + 1, largest_planned(profile, limit, lowest.choices))
     return found
 
 

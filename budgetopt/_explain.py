@@ -145,9 +145,8 @@ def explain(profile: Profile, choices: Sequence[Choice], layer: str) -> str:
         f"kept, {show_bytes(sizes[Choice.FP16])} in fp16. Replays in its regions take {show_ns(spent)} a step; the "
         f"dearest value that the plan recomputes costs {show_ns(round(account.dearest))} per MB."
     )
-    words = {Choice.KEEP: "keep", Choice.RECOMPUTE: "recompute", Choice.FP16: "fp16"}
     lines = [
-        f"  {words[row.choice]:9} {show_bytes(row.size):>8}  {row.operator}  {row.layer}: {account.why(row)}"
+        f"  {row.choice.name.lower():9} {show_bytes(row.size):>8}  {row.operator}  {row.layer}: {account.why(row)}"
         for row in rows
     ]
     return "\n".join([head, *lines])

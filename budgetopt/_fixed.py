@@ -91,14 +91,14 @@ class Resident:
 
     def __init__(self, model: torch.nn.Module, sample: Any) -> None:
         self.device = device_of(model)
-        self.leaves = leaves(model, sample)
-        self.without = [leaf for leaf in self.leaves if leaf.grad is None]
+        found = leaves(model, sample)
+        self.without = [leaf for leaf in found if leaf.grad is None]
         self.identities: set[int] = set()
         self._keep: list[torch.UntypedStorage] = []
         parameters = list(model.parameters())
         self.parameter = self._add(parameters)
         self.buffer = self._add(list(model.buffers()))
-        self.gradient = self._add([leaf.grad for leaf in self.leaves if leaf.grad is not None])
+        self.gradient = self._add([leaf.grad for leaf in found if leaf.grad is not None])
         self.sample = self._add(list(tensors_in(sample)))
 
     def _add(self, found: Sequence[torch.Tensor]) -> int:

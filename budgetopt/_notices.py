@@ -45,7 +45,7 @@ class Notices:
             f"{show_bytes(peak)}, {verdict} the budget of {show_bytes(limit)}. Gradients stay exact. "
             "Call budgetopt.fit again, with the largest batch, to plan for it.",
             BudgetOptWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
     def _peak(self, planned: Sequence[int], shape: Sequence[int]) -> tuple[int, str]:

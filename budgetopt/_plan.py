@@ -108,11 +108,6 @@ class Plan(Saved):
             ) from error
 
     @property
-    def profile_optimizer(self) -> int:
-        """Bytes that were reserved for the optimizer's state."""
-        return self.profile.fixed.optimizer
-
-    @property
     def drops(self) -> bool:
         """Whether anything is not kept: if not, the plan leaves the model untouched."""
         return any(d.choice in ("recompute", "fp16") for region in self.regions for d in region.decisions)
