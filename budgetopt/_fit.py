@@ -21,7 +21,7 @@ from budgetopt._arguments import (
     plan_path,
 )
 from budgetopt._errors import OverBudgetError
-from budgetopt._fixed import device_of, require_plannable
+from budgetopt._fixed import bytes_there, device_of, require_plannable
 from budgetopt._plan import Plan
 from budgetopt._profile import profile
 from budgetopt._report import fit_line
@@ -65,7 +65,7 @@ def fit(
         sample: a batch of the shape you train on: Tensor → ``model(x)``, tuple or list → ``model(*x)``,
             mapping → ``model(**x)``, anything else → ``model(x)``.
         budget: bound of the peak of a whole training step on the model's device: ``"8GB"``, ``"8GiB"``, bytes,
-            ``"80%"`` of the device, ``"free"``. Parameters, buffers, gradients, optimizer state, sample,
+            ``"80%"`` of the device, ``"free"`` (what is free now and what the step has there already). Parameters, buffers, gradients, optimizer state, sample,
             activations and temporaries all count.
         samples: further batches, of other sizes say: the plan is made for the one that takes most, and tried on all.
         step: ``step(model, sample) -> scalar loss``, for whatever a loss on the output can't express.
@@ -89,8 +89,8 @@ def fit(
     device = device_of(model)
     require_plannable(model)
     function(progress, "progress", "progress(text)")
-    kind = _device.backend(device)
-    limit = parse_bytes(budget, total=kind.total(device), free=kind.free(device))
+    total, free = _device.backend(device).total(device), _free(model, sample, optimizer)
+    limit = parse_bytes(budget, total=total, free=free)
     job = Job(
         model=model,
         steps=[Step(each, loss, step) for each in (sample, *further_samples(samples))],
@@ -121,6 +121,13 @@ def fit(
             _apply.install(model, before.plan, before.regions.values())
         raise
     return model
+
+
+def _free(model: torch.nn.Module, sample: Any, optimizer: Any) -> int | None:
+    """What a whole step may take: the bytes that are free now, and those of its own that are there already."""
+    device = device_of(model)
+    free = _device.backend(device).free(device)
+    return None if free is None else free + bytes_there(model, sample, optimizer)
 
 
 # -- the stages --------------------------------------------------------------------------------------

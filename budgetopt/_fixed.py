@@ -140,16 +140,26 @@ def optimizer_bytes(model: torch.nn.Module, optimizer: Any) -> int:
     if isinstance(optimizer, str):
         return _reserved([p for p in model.parameters() if p.requires_grad], optimizer.lower())
     if isinstance(optimizer, torch.optim.Optimizer):
-        device = device_of(model)
-        held = [t for state in optimizer.state.values() for t in tensors_in(state) if t.device == device]
+        held = _held(optimizer, device_of(model))
         if held:
-            return sum(_device.rounded(device, t.untyped_storage().nbytes()) for t in held)
+            return held
         name = type(optimizer).__name__.lower()
         if name == "sgd" and any(group.get("momentum") for group in optimizer.param_groups):
             name = "sgd+momentum"
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         return _reserved(parameters, name)
     raise ProfileError(f"optimizer={optimizer!r} is neither an optimizer, nor one of {sorted(_COPIES)}, nor None")
+
+
+def bytes_there(model: torch.nn.Module, sample: Any, optimizer: Any) -> int:
+    """Bytes of a step that are taken before it begins: what is free does not count them, a budget does."""
+    state = _held(optimizer, device_of(model)) if isinstance(optimizer, torch.optim.Optimizer) else 0
+    return Resident(model, sample).fixed(state).total
+
+
+def _held(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    held = [t for state in optimizer.state.values() for t in tensors_in(state) if t.device == device]
+    return sum(_device.rounded(device, t.untyped_storage().nbytes()) for t in held)
 
 
 def _reserved(parameters: list[torch.nn.Parameter], name: str) -> int:

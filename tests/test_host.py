@@ -110,7 +110,11 @@ def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert _host.total(tmp_path) is None and _host.free(tmp_path) is None
 
 
-@pytest.mark.parametrize(("budget", "expected"), [("50%", 4 * GB), ("free", 5 * GB)])
+THERE = 4 * (4 * 4 + 4) + 4 * 2 * 4
+"""Bytes of the model and the sample below: a step has them already."""
+
+
+@pytest.mark.parametrize(("budget", "expected"), [("50%", 4 * GB), ("free", 5 * GB + THERE)])
 def test_fit_asks_the_container(budget: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"memory.max": 8 * GB, "memory.current": 3 * GB}
     root = machine(tmp_path, "0::/\n", V2.format(inside="/"), files)
@@ -121,6 +125,18 @@ def test_fit_asks_the_container(budget: str, expected: int, tmp_path: Path, monk
     budgetopt.fit(model, torch.ones(2, 4), budget)
     plan = budgetopt.plan_of(model)
     assert plan is not None and plan.budget_bytes == expected
+
+
+def test_what_the_step_has_already_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host, "free", lambda: GB)
+    model, sample = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(sample).sum().backward()
+    optimizer.step()
+    budgetopt.fit(model, sample, "free", optimizer=optimizer)
+    plan = budgetopt.plan_of(model)
+    gradients, momenta = 80, 80
+    assert plan is not None and plan.budget_bytes == GB + THERE + gradients + momenta
 
 
 def test_fit_needs_no_telling_where_the_budget_is_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
