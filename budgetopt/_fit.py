@@ -65,8 +65,8 @@ def fit(
         sample: a batch of the shape you train on: Tensor → ``model(x)``, tuple or list → ``model(*x)``,
             mapping → ``model(**x)``, anything else → ``model(x)``.
         budget: bound of the peak of a whole training step on the model's device: ``"8GB"``, ``"8GiB"``, bytes,
-            ``"80%"`` of the device, ``"free"`` (what is free now and what the step has there already). Parameters, buffers, gradients, optimizer state, sample,
-            activations and temporaries all count.
+            ``"80%"`` of the device, ``"free"`` (what is free now and what the step has there already).
+            Parameters, buffers, gradients, optimizer state, sample, activations and temporaries all count.
         samples: further batches, of other sizes say: the plan is made for the one that takes most, and tried on all.
         step: ``step(model, sample) -> scalar loss``, for whatever a loss on the output can't express.
         loss: ``loss(output) -> scalar``; by default ``output.loss`` or ``output["loss"]``, else the sum of the
