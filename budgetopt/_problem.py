@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median_low
 
 from budgetopt._arguments import CHOICES as CHOICES
 from budgetopt._arguments import choices, layers
-from budgetopt._schema import OperatorRecord, Profile
+from budgetopt._schema import Profile, RegionRecord
 from budgetopt._units import show_bytes
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import (
@@ -65,14 +66,15 @@ def to_problem(
         )
         for i, v in enumerate(profile.values)
     )
+    regions = _regions(profile)
     return Problem(
         budget=budget,
         resident=profile.fixed.total,
         storages=profile.storages,
         values=values,
-        operators=tuple(_operator(o, profile.replay_ns, "recompute" in allowed) for o in profile.operators),
+        operators=_operators(profile, regions, "recompute" in allowed),
         handles=profile.handles,
-        regions=_regions(profile),
+        regions=regions,
         events=tuple(Event(Kind(kind), index) for kind, index in profile.events),
         step_ns=profile.step_ns,
     )
@@ -94,17 +96,37 @@ def _crossing(profile: Profile) -> set[int]:
     }
 
 
-def _operator(o: OperatorRecord, replay_ns: int, recompute: bool) -> Operator:
-    return Operator(
-        region=o.region,
-        time_ns=o.time_ns + replay_ns,
-        births=o.births,
-        workspace=o.workspace,
-        reads=o.reads,
-        writes=tuple(value for _, value in o.slots),
-        rng_bytes=o.rng_bytes,
-        replayable=not o.blocked and recompute,
+def _operators(profile: Profile, regions: tuple[Region, ...], recompute: bool) -> tuple[Operator, ...]:
+    """Operators as solvers see them. Equal regions run equal operators: what differs in their times is noise."""
+    times = {i: ns for kind in _alike(profile, regions) for i, ns in _medians(profile, kind)}
+    return tuple(
+        Operator(
+            region=o.region,
+            time_ns=times.get(i, o.time_ns) + profile.replay_ns,
+            births=o.births,
+            workspace=o.workspace,
+            reads=o.reads,
+            writes=tuple(value for _, value in o.slots),
+            rng_bytes=o.rng_bytes,
+            replayable=not o.blocked and recompute,
+        )
+        for i, o in enumerate(profile.operators)
     )
+
+
+def _alike(profile: Profile, regions: tuple[Region, ...]) -> Iterable[list[RegionRecord]]:
+    """The records of each kind of region."""
+    found: dict[str, list[RegionRecord]] = {}
+    for region, record in zip(regions, profile.regions, strict=True):
+        found.setdefault(region.kind, []).append(record)
+    return found.values()
+
+
+def _medians(profile: Profile, records: list[RegionRecord]) -> Iterable[tuple[int, int]]:
+    """Every operator of equal regions, and the median time of those at its place."""
+    for same in zip(*(record.operators for record in records), strict=True):
+        ns = median_low(profile.operators[i].time_ns for i in same)
+        yield from ((i, ns) for i in same)
 
 
 def _regions(profile: Profile) -> tuple[Region, ...]:

@@ -19,7 +19,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -39,6 +39,7 @@ class Outcome:
     """What an engine says: a value per variable (by name) if ``found``, and a proven bound of the objective.
 
     ``proven`` is False where a limit stopped it. ``engine`` names it, with a note after a fallback.
+    ``prices``: the dual of each row (by name), where no variable is integer.
     """
 
     found: bool
@@ -46,6 +47,7 @@ class Outcome:
     values: dict[str, float]
     bound: float
     engine: str
+    prices: dict[str, float] = field(default_factory=dict)
 
 
 def run(program: pulp.LpProblem, backend: str, time_limit: float, gap: float) -> Outcome:
@@ -73,7 +75,7 @@ def run(program: pulp.LpProblem, backend: str, time_limit: float, gap: float) ->
     if outcome is None:
         raise SolverError("no MILP engine answered: " + "; ".join(failures))
     note = f" ({'; '.join(failures)})" if failures else ""
-    return Outcome(outcome.found, outcome.proven, outcome.values, bound, outcome.engine + note)
+    return replace(outcome, bound=bound, engine=outcome.engine + note)
 
 
 def order(backend: str) -> list[str]:
@@ -154,8 +156,9 @@ def _cbc(program: pulp.LpProblem, time_limit: float, gap: float) -> Outcome:
         if not solution.exists():
             raise SolverError("CBC left no solution file")
         reader = _quietly(pulp.PULP_CBC_CMD, msg=False)
-        status, values, *_, sol_status = reader.readsol_MPS(str(solution), program, variables, names, rows)
+        status, values, _, prices, _, sol_status = reader.readsol_MPS(str(solution), program, variables, names, rows)
     program.assignVarsVals(values)
+    program.assignConsPi(prices)
     program.assignStatus(status, sol_status)
     return _outcome(program, cbc_bound(done.stdout, program, ratio), "CBC")
 
@@ -199,7 +202,8 @@ def _outcome(program: pulp.LpProblem, bound: float, engine: str) -> Outcome:
     found = proven or program.sol_status == pulp.constants.LpSolutionIntegerFeasible
     values = {v.name: float(v.varValue or 0.0) for v in program.variables()} if found else {}
     finite = bound if abs(bound) < 1e30 else 0.0
-    return Outcome(found, proven, values, max(0.0, finite), engine)
+    prices = {} if program.isMIP() or not found else {row.name: float(row.pi or 0.0) for row in program.constraints()}
+    return Outcome(found, proven, values, max(0.0, finite), engine, prices)
 
 
 ENGINES: dict[str, Callable[[pulp.LpProblem, float, float], Outcome]] = {"highs": _highs, "cbc": _cbc}

@@ -45,7 +45,7 @@ class Program:
         self._prefix_rules()
         for row in binding(rows, problem.budget):
             self.bound(row, {})
-        self.times = self._times()
+        self.times: dict[pulp.LpVariable, float] = dict(self._times())
 
     def choices(self, outcome: Outcome) -> list[Choice]:
         """The choice per value that an engine's answer means."""
@@ -64,7 +64,11 @@ class Program:
 
     def cost_ns(self, objective: float) -> int:
         """The least whole nanoseconds that a bound of the objective allows, give or take an engine's tolerance."""
-        return max(0, ceil((objective * (1 - 1e-9) - _TOLERANCE) * self._unit_ns))
+        return max(0, ceil(self.cost(objective)))
+
+    def cost(self, objective: float) -> float:
+        """A bound of the objective in nanoseconds, an engine's tolerance taken off."""
+        return (objective * (1 - 1e-9) - _TOLERANCE) * self._unit_ns
 
     def new(self, upper: float | None = 1.0, whole: bool = False) -> pulp.LpVariable:
         """One more variable, from 0 to ``upper``."""
@@ -89,6 +93,10 @@ class Program:
 
     def bound(self, stage: Stage, more: Row) -> None:
         """What is alive at a stage, and the bytes of ``more``, fit into the budget."""
+        self.row(self.bytes_at(stage, more), LE, (self.problem.budget - stage.constant) * self.scale)
+
+    def bytes_at(self, stage: Stage, more: Row) -> Row:
+        """What is alive at a stage on top of its constant, and the bytes of ``more``, in the program's unit."""
         terms = self.scaled(stage.terms)
         for x, size in more.items():
             terms[x] = terms.get(x, 0.0) + size * self.scale
@@ -97,7 +105,7 @@ class Program:
                 terms[self._prefix[g]] = terms.get(self._prefix[g], 0.0) + 1.0
                 if g in self._before:
                     terms[self._before[g]] = terms.get(self._before[g], 0.0) - 1.0
-        self.row(terms, LE, (self.problem.budget - stage.constant) * self.scale)
+        return terms
 
     def scaled(self, terms: Terms) -> Row:
         """Terms as variables, in the program's unit of bytes."""

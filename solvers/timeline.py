@@ -62,7 +62,7 @@ class Timeline:
 
 
 _CACHE: list[tuple[tuple[object, ...], Timeline]] = []
-_CACHE_SIZE = 4
+_CACHE_SIZE = 64
 
 
 def timeline(problem: Problem) -> Timeline:

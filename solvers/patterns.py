@@ -1,0 +1,228 @@
+"""Patterns: what one kind of region may do, each judged exactly by the referee on the region alone.
+
+Candidates come from small integer programs (:mod:`budgetopt.solvers.program`, of one region), in which bytes
+are bounded or priced. What such a program counts is a lower bound of what the referee counts, so its own
+bound is one for every pattern that exists; what a pattern really holds and needs is measured, not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from time import monotonic
+from typing import NamedTuple
+
+import pulp
+
+from .backends import run
+from .errors import SolverError
+from .memory import minimum, simulate
+from .moments import active, cut
+from .parts import Part, Span
+from .problem import Choice, Problem
+from .program import LE, Program, Row, binding
+from .stages import Stage, Stages, stages
+
+_CAPS = 40  # bounds on what is held, in a sweep
+_LEVELS = 6  # bounds on the peak of the backward window, in a sweep
+_EVENTS = 20_000  # of all programs in one sweep together; fewer bounds for longer regions
+_KEPT_CUTS = 2  # exact rows that the next small program begins with
+_PRECISE = 5e-4  # gap of one small program
+_ROUNDS = 4  # of one small program with exact rows
+_SECONDS = 2.0  # of one small program at most
+
+
+class Pattern(NamedTuple):
+    """One choice for one kind of region.
+
+    Attributes:
+        cost_ns: replays, codecs and recording. held: bytes between the passes, on top of what is there in any case.
+        forward, backward: peaks of the two windows, in bytes of the region alone. choices: one per value of it.
+    """
+
+    cost_ns: int
+    held: int
+    forward: int
+    backward: int
+    choices: tuple[Choice, ...]
+
+
+class Prices(NamedTuple):
+    """Nanoseconds per byte: of what is held, and of the peaks of the two windows."""
+
+    held: float
+    forward: float
+    backward: float
+
+
+class Tried(NamedTuple):
+    """What one small program gave.
+
+    Attributes:
+        bound: proven, of the cost and the priced bytes of every pattern; -inf if nothing is.
+        added: whether a pattern is new. held: what the last one found holds, if there was one.
+    """
+
+    bound: float
+    added: bool
+    held: int | None
+
+
+class Workshop:
+    """Makes patterns for one kind of region.
+
+    Attributes:
+        patterns: those found, none of them worse than another one in everything.
+        bare: (forward, backward), the highest bytes in each window if nothing is stored or made again.
+    """
+
+    def __init__(self, part: Part, backend: str, deadline: float) -> None:
+        self._alone, self._backend, self._deadline = part.alone, backend, deadline
+        self._spans = part.inner_forward, part.inner_backward
+        self._rows = stages(part.alone)
+        self._sized = replace(part.alone, budget=max(1, *self._rows.tops()))
+        forward, backward = (max(self._rows.fixed[span.start : span.stop]) for span in self._spans)
+        self.bare = forward, backward
+        self.patterns: list[Pattern] = []
+        self._cuts: list[int] = []  # events that had exact rows, the latest last
+
+    def score(self, choices: Sequence[Choice]) -> Pattern:
+        """The referee's word on one choice."""
+        found = simulate(self._alone, choices)
+        forward, backward = (max(found.peaks[span.start : span.stop]) for span in self._spans)
+        end = self._spans[1].start - 1
+        held = found.peaks[end] - self._rows.fixed[end]
+        return Pattern(found.cost_ns, held, forward, backward, found.choices)
+
+    def add(self, choices: Sequence[Choice]) -> bool:
+        """Whether the choice is better than every known pattern in something."""
+        pattern = self.score(choices)
+        if any(_covers(known, pattern) for known in self.patterns):
+            return False
+        self.patterns = sorted([p for p in self.patterns if not _covers(pattern, p)] + [pattern])
+        return True
+
+    def sweep(self) -> None:
+        """The first patterns: the two ends, the smallest peak, and the cheapest under bounds on bytes."""
+        for choice in Choice:
+            self.add([choice] * len(self._alone.values))
+        self.add(minimum(self._alone, deadline=self._deadline)[1])
+        most = max(p.held for p in self.patterns)
+        step = most // max(4, min(_CAPS, _EVENTS // len(self._alone.events))) + 1
+        cap = most - 1
+        while cap >= 0:  # below what the last one holds, and by no less than a step
+            held = self._try(Prices(0.0, 0.0, 0.0), held=cap).held
+            if held is None:
+                break
+            cap = min(held - 1, cap - step)
+
+    def price(self, prices: Prices) -> Tried:
+        """The pattern that is cheapest with its bytes, or nearly so; the bound holds for all."""
+        return self._try(prices)
+
+    def _try(self, prices: Prices, held: int | None = None, backward: int | None = None) -> Tried:
+        """Solve, and solve again with exact rows where the backward peak counts and was seen too low."""
+        exact = prices.backward > 0 or backward is not None
+        cuts = set(self._cuts[-_KEPT_CUTS:] if exact else ())
+        tried = Tried(-inf, False, None)
+        for _ in range(_ROUNDS if exact else 1):
+            left = min(_SECONDS, self._deadline - monotonic())
+            if left <= 0:
+                break
+            program = _Weighed(self._sized, self._rows, self._spans, prices)
+            cut(program, cuts)
+            if held is not None:
+                program.at_most(program.held, held)
+            if backward is not None:
+                program.at_most(program.peaks[1], backward)
+            try:
+                outcome = run(program.close(), self._backend, left, _PRECISE)
+            except SolverError:
+                break
+            tried = tried._replace(bound=max(tried.bound, program.cost(outcome.bound)))
+            if not outcome.found:
+                break
+            choices = program.choices(outcome)
+            tried = Tried(tried.bound, self.add(choices) or tried.added, self.score(choices).held)
+            event = self._highest(choices)
+            if event in cuts or not active(self._alone, event):
+                break
+            cuts.add(event)
+            self._cuts.append(event)
+        return tried
+
+    def _highest(self, choices: Sequence[Choice]) -> int:
+        """The event of the backward window at which most bytes are there."""
+        start, stop = self._spans[1]
+        peaks = simulate(self._alone, choices).peaks
+        return max(range(start, stop), key=lambda at: (peaks[at], -at))
+
+
+_FIRST: dict[tuple[Problem, str], list[Pattern]] = {}
+_MOST_FIRST = 256
+
+
+def first_patterns(part: Part, backend: str, deadline: float) -> Workshop:
+    """A workshop after its sweep. Sweeps that were not cut short are remembered: equal input, equal patterns."""
+    workshop = Workshop(part, backend, deadline)
+    key = part.alone, backend
+    if key not in _FIRST:
+        workshop.sweep()
+        if monotonic() > deadline:
+            return workshop
+        while len(_FIRST) >= _MOST_FIRST:
+            del _FIRST[next(iter(_FIRST))]
+        _FIRST[key] = workshop.patterns
+    workshop.patterns = list(_FIRST[key])
+    return workshop
+
+
+class _Weighed(Program):
+    """The program of one region, in which bytes are variables that may be bounded or priced.
+
+    Attributes:
+        held: bytes between the passes. peaks: of the forward and the backward window, those that no choice
+            changes included.
+    """
+
+    def __init__(self, problem: Problem, rows: Stages, spans: tuple[Span, Span], prices: Prices) -> None:
+        super().__init__(problem, rows)
+        self._spans = spans
+        self.held = self.new(upper=None)
+        self.peaks = (self.new(upper=None), self.new(upper=None))
+        end = rows.at(spans[1].start - 1)
+        self.row({**self.bytes_at(end, {}), self.held: -1.0}, LE, 0.0)
+        for span in spans:
+            inside = tuple(_clipped(row, span, rows.fixed) for row in rows.rows if _meet(row, span))
+            for row in binding(replace(rows, rows=inside), 0):
+                self.bound(row, {})
+        for variable, price in zip((self.held, *self.peaks), prices, strict=True):
+            if price:
+                self.times[variable] = price / self.scale
+
+    def bound(self, stage: Stage, more: Row) -> None:
+        """The peak of the stage's window is at least what is alive at the stage."""
+        terms = self.bytes_at(stage, more)
+        for span, peak in zip(self._spans, self.peaks, strict=True):
+            if span.start <= stage.start < span.stop:
+                self.row({**terms, peak: -1.0}, LE, -stage.constant * self.scale)
+
+    def at_most(self, variable: pulp.LpVariable, size: int) -> None:
+        """Bound one of the byte variables."""
+        self.row({variable: 1.0}, LE, size * self.scale)
+
+
+def _meet(row: Stage, span: Span) -> bool:
+    return row.start < span.stop and span.start < row.stop
+
+
+def _clipped(row: Stage, span: Span, fixed: Sequence[int]) -> Stage:
+    """The part of a row that is inside the span."""
+    start, stop = max(row.start, span.start), min(row.stop, span.stop)
+    more = row.constant - max(fixed[row.start : row.stop])
+    return replace(row, start=start, stop=stop, constant=max(fixed[start:stop]) + more)
+
+
+def _covers(better: Pattern, worse: Pattern) -> bool:
+    return all(a <= b for a, b in zip(better[:4], worse[:4], strict=True))
