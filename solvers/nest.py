@@ -23,12 +23,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
-from .parts import Part
+from .parts import NO_LIMIT, Part
 
-_STEPS = 2000  # of one step function; exact bytes, the cheapest of each stretch
-_WORK = 30_000_000  # patterns times steps, over all regions: fewer steps for very many regions
+_STEPS = 4000  # of one step function; exact bytes, the cheapest of each stretch
+_WORK = 4_000_000  # options times steps, over all regions: fewer steps for very many regions
 
 
 @dataclass(eq=False)
@@ -55,13 +56,9 @@ class Option(NamedTuple):
     need: int
 
 
-class Step(NamedTuple):
-    """From ``need`` bytes on, ``cost_ns`` is possible: with option ``pick``, and step ``rest`` of what is inside."""
-
-    need: int
-    cost_ns: int
-    pick: int
-    rest: int
+Step = tuple[int, int, int, int]
+"""(need, cost_ns, pick, rest): from ``need`` bytes on, ``cost_ns`` is possible, with the option ``pick`` and the step
+``rest`` of what is inside. A plain tuple: millions of them are made."""
 
 
 def nest(found: Sequence[Part]) -> Node | None:
@@ -112,14 +109,15 @@ def outside_in(root: Node) -> list[Node]:
 
 
 class Recursion:
-    """The step functions of all nodes, for every budget.
+    """The step functions of all nodes, for every budget up to a limit.
 
     Args:
-        options: of each node; the root has none.
+        options: of each node; the root has none. limit: bytes; no step that needs more is worked out, unless
+            none needs less.
     """
 
-    def __init__(self, root: Node, options: Mapping[Node, Sequence[Option]]) -> None:
-        self._root, self._options = root, options
+    def __init__(self, root: Node, options: Mapping[Node, Sequence[Option]], limit: int = NO_LIMIT) -> None:
+        self._root, self._options, self._limit = root, options, limit
         self._nodes = outside_in(root)
         total = sum(len(some) for some in options.values())
         self._most = max(100, min(_STEPS, _WORK // (total + 1)))
@@ -136,25 +134,24 @@ class Recursion:
 
     def picks(self, budget: int) -> dict[Node, int]:
         """The number of the option for each node, within a budget of at least the first step's need."""
-        at = bisect_right(self.steps, budget, key=lambda step: step.need) - 1
+        at = _last(self.steps, budget)
         if at < 0:
-            raise ValueError(f"nothing fits {budget} bytes, the smallest need is {self.steps[0].need}")
+            raise ValueError(f"nothing fits {budget} bytes, the smallest need is {self.steps[0][0]}")
         picks: dict[Node, int] = {}
         waiting = [(self._root, at)]
         while waiting:
             node, at = waiting.pop()
-            step = self._steps[node][at]
+            _, _, pick, at = self._steps[node][at]
             if node.part is not None:
-                picks[node] = step.pick
-            at = step.rest
+                picks[node] = pick
             for child, sums in zip(reversed(node.inside), reversed(self._sums[node]), strict=True):
-                waiting.append((child, sums[at].pick))
-                at = sums[at].rest
+                _, _, pick, at = sums[at]
+                waiting.append((child, pick))
         return picks
 
     def _inside(self, node: Node) -> list[Step]:
         """The sum over what is directly inside; ``pick`` is the child's step, ``rest`` that of the sum before it."""
-        total = [Step(0, 0, 0, 0)]
+        total: list[Step] = [(0, 0, 0, 0)]
         self._sums[node] = []
         for child in node.inside:
             total = _thin(_sum(self._steps[child], total), self._most)
@@ -164,52 +161,53 @@ class Recursion:
     def _of(self, node: Node, inside: list[Step]) -> list[Step]:
         found: list[Step] = []
         inner = _with_gap(inside, node.gap)
-        for pick, option in enumerate(self._options[node]):
-            spare = option.need - option.held
-            first = max(0, bisect_right(inner, spare, key=lambda step: step.need) - 1)
-            found += [
-                Step(max(option.need, option.held + step.need), option.cost_ns + step.cost_ns, pick, step.rest)
-                for step in inner[first:]
-            ]
+        for pick, (cost, held, own) in enumerate(self._options[node]):
+            first = max(0, _last(inner, own - held))
+            need, more, _, at = inner[first]
+            found.append((max(own, held + need), cost + more, pick, at))
+            stop = _last(inner, self._limit - held) + 1
+            found += [(held + need, cost + more, pick, at) for need, more, _, at in inner[first + 1 : stop]]
         found.sort()
+        del found[max(1, _last(found, self._limit) + 1) :]
         return _thin(found, self._most)
+
+
+def _last(steps: list[Step], size: int) -> int:
+    """The last step that needs no more; -1 if there is none."""
+    return bisect_right(steps, size, key=_need) - 1
+
+
+_need = itemgetter(0)
 
 
 def _with_gap(inside: list[Step], gap: int) -> list[Step]:
     """Steps of what is inside, when the gap between needs its bytes too; ``rest`` is the number of the step."""
-    return _falling([Step(max(gap, step.need), step.cost_ns, 0, at) for at, step in enumerate(inside)])
+    return _falling([(max(gap, need), cost, 0, at) for at, (need, cost, _, _) in enumerate(inside)])
 
 
 def _sum(child: list[Step], before: list[Step]) -> list[Step]:
     """Both, with the same bytes: at every need of one or the other, the last steps of each."""
+    needs = sorted({need for need, *_ in (*child, *before)})
     found: list[Step] = []
-    a = b = 0
-    while a < len(child) and b < len(before):
-        need = max(child[a].need, before[b].need)
-        while a + 1 < len(child) and child[a + 1].need <= need:
-            a += 1
-        while b + 1 < len(before) and before[b + 1].need <= need:
-            b += 1
-        found.append(Step(need, child[a].cost_ns + before[b].cost_ns, a, b))
-        next_a = child[a + 1].need if a + 1 < len(child) else None
-        next_b = before[b + 1].need if b + 1 < len(before) else None
-        if next_a is not None and (next_b is None or next_a <= next_b):
-            a += 1
-        elif next_b is not None:
-            b += 1
-        else:
-            break
+    a = b = -1
+    for need in needs:
+        a += a + 1 < len(child) and child[a + 1][0] == need
+        b += b + 1 < len(before) and before[b + 1][0] == need
+        if a >= 0 and b >= 0:
+            found.append((need, child[a][1] + before[b][1], a, b))
     return found
 
 
 def _falling(steps: Sequence[Step]) -> list[Step]:
     """Sorted steps without those that are no cheaper than one that needs less."""
     found: list[Step] = []
+    least = -1
     for step in steps:
-        if not found or step.cost_ns < found[-1].cost_ns:
-            if found and found[-1].need == step.need:
+        if step[1] < least or not found:
+            if found and found[-1][0] == step[0]:
                 found.pop()
             found.append(step)
+            least = step[1]
     return found
 
 
@@ -218,7 +216,7 @@ def _thin(steps: Sequence[Step], most: int) -> list[Step]:
     falling = _falling(steps)
     if len(falling) <= most:
         return falling
-    low = falling[0].need
-    width = (falling[-1].need - low) // most + 1
-    cheapest = {(step.need - low) // width: step for step in falling}
+    low = falling[0][0]
+    width = (falling[-1][0] - low) // most + 1
+    cheapest = {(step[0] - low) // width: step for step in falling}
     return _falling([falling[0], *cheapest.values()])

@@ -121,9 +121,9 @@ class Workshop:
         """The pattern that is cheapest with its bytes, or nearly so; the bound holds for all."""
         return self._try(prices)
 
-    def _try(self, prices: Prices, held: int | None = None, backward: int | None = None) -> Tried:
+    def _try(self, prices: Prices, held: int | None = None) -> Tried:
         """Solve, and solve again with exact rows where the backward peak counts and was seen too low."""
-        exact = prices.backward > 0 or backward is not None
+        exact = prices.backward > 0
         cuts = set(self._cuts[-_KEPT_CUTS:] if exact else ())
         tried = Tried(-inf, False, None)
         for _ in range(_ROUNDS if exact else 1):
@@ -133,9 +133,7 @@ class Workshop:
             program = _Weighed(self._sized, self._rows, self._spans, prices)
             cut(program, cuts)
             if held is not None:
-                program.at_most(program.held, held)
-            if backward is not None:
-                program.at_most(program.peaks[1], backward)
+                program.hold_at_most(held)
             try:
                 outcome = run(program.close(), self._backend, left, _PRECISE)
             except SolverError:
@@ -182,35 +180,40 @@ class _Weighed(Program):
     """The program of one region, in which bytes are variables that may be bounded or priced.
 
     Attributes:
-        held: bytes between the passes. peaks: of the forward and the backward window, those that no choice
-            changes included.
+        held: bytes between the passes.
     """
 
     def __init__(self, problem: Problem, rows: Stages, spans: tuple[Span, Span], prices: Prices) -> None:
         super().__init__(problem, rows)
-        self._spans = spans
         self.held = self.new(upper=None)
-        self.peaks = (self.new(upper=None), self.new(upper=None))
         end = rows.at(spans[1].start - 1)
         self.row({**self.bytes_at(end, {}), self.held: -1.0}, LE, 0.0)
-        for span in spans:
-            inside = tuple(_clipped(row, span, rows.fixed) for row in rows.rows if _meet(row, span))
-            for row in binding(replace(rows, rows=inside), 0):
-                self.bound(row, {})
-        for variable, price in zip((self.held, *self.peaks), prices, strict=True):
+        if prices.held:
+            self.times[self.held] = prices.held / self.scale
+        self._peaks: list[tuple[Span, pulp.LpVariable]] = []
+        for span, price in zip(spans, prices[1:], strict=True):
             if price:
-                self.times[variable] = price / self.scale
+                self._weigh(span, price)
 
     def bound(self, stage: Stage, more: Row) -> None:
-        """The peak of the stage's window is at least what is alive at the stage."""
+        """The peak of the stage's window is at least what is alive at the stage, if it has a price."""
         terms = self.bytes_at(stage, more)
-        for span, peak in zip(self._spans, self.peaks, strict=True):
+        for span, peak in self._peaks:
             if span.start <= stage.start < span.stop:
                 self.row({**terms, peak: -1.0}, LE, -stage.constant * self.scale)
 
-    def at_most(self, variable: pulp.LpVariable, size: int) -> None:
-        """Bound one of the byte variables."""
-        self.row({variable: 1.0}, LE, size * self.scale)
+    def hold_at_most(self, size: int) -> None:
+        """Bound the bytes between the passes."""
+        self.row({self.held: 1.0}, LE, size * self.scale)
+
+    def _weigh(self, span: Span, price: float) -> None:
+        """Put a price on the peak of a window, in nanoseconds per byte; what no choice changes is part of it."""
+        peak = self.new(upper=None)
+        self.times[peak] = price / self.scale
+        self._peaks.append((span, peak))
+        inside = tuple(_clipped(row, span, self.stages.fixed) for row in self.stages.rows if _meet(row, span))
+        for row in binding(replace(self.stages, rows=inside), 0):
+            self.bound(row, {})
 
 
 def _meet(row: Stage, span: Span) -> bool:

@@ -93,13 +93,13 @@ class Catalogue:
         """Those that are known now."""
         return {node: list(workshop.patterns) for node, workshop in self.workshops.items()}
 
-    def recursion(self, patterns: dict[Node, list[Pattern]], less: Corrections) -> Recursion:
-        """Step functions; their options have the order of the patterns."""
+    def recursion(self, patterns: dict[Node, list[Pattern]], less: Corrections, limit: int) -> Recursion:
+        """Step functions up to `limit` bytes; their options have the order of the patterns."""
         options = {
             node: [Option(p.cost_ns, p.held, _need(node, p, less.get(node, (0, 0)))) for p in known]
             for node, known in patterns.items()
         }
-        return Recursion(self.root, options)
+        return Recursion(self.root, options, limit)
 
 
 def _need(node: Node, pattern: Pattern, less: tuple[int, int] = (0, 0)) -> int:
@@ -156,8 +156,8 @@ class _Search:
         best: Simulation | None = None
         for _ in range(1 + _CORRECTIONS):
             known = self._catalogue.patterns()
-            recursion = self._catalogue.recursion(known, less)
-            numbers = recursion.picks(max(self._problem.budget, recursion.steps[0].need))
+            recursion = self._catalogue.recursion(known, less, self._problem.budget)
+            numbers = recursion.picks(max(self._problem.budget, recursion.steps[0][0]))
             self._picked = {node: known[node][number] for node, number in numbers.items()}
             found = simulate(self._problem, self._choices(self._picked))
             best = found if best is None else min(best, found, key=self._rank)
