@@ -7,9 +7,10 @@ bound is one for every pattern that exists; what a pattern really holds and need
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import inf
+from operator import mul
 from time import monotonic
 from typing import NamedTuple
 
@@ -23,13 +24,15 @@ from .parts import Part, Span
 from .problem import Choice, Problem
 from .program import LE, Program, Row, binding
 from .stages import Stage, Stages, stages
+from .timeline import timeline, useful
 
-_CAPS = 40  # bounds on what is held, in a sweep
+_CAPS = 32  # bounds on what is held, in a sweep
 _LEVELS = 6  # bounds on the peak of the backward window, in a sweep
 _EVENTS = 20_000  # of all programs in one sweep together; fewer bounds for longer regions
 _KEPT_CUTS = 2  # exact rows that the next small program begins with
-_PRECISE = 5e-4  # gap of one small program
 _ROUNDS = 4  # of one small program with exact rows
+_TRIED = 200_000  # events replayed by one descent at most
+_PRECISE = 5e-4  # gap of one small program
 _SECONDS = 2.0  # of one small program at most
 
 
@@ -55,18 +58,22 @@ class Prices(NamedTuple):
     forward: float
     backward: float
 
+    def of(self, pattern: Pattern) -> tuple[float, Pattern]:
+        """What a pattern costs with its bytes; equal ones in a fixed order."""
+        return pattern.cost_ns + sum(map(mul, self, pattern[1:4])), pattern
+
 
 class Tried(NamedTuple):
     """What one small program gave.
 
     Attributes:
         bound: proven, of the cost and the priced bytes of every pattern; -inf if nothing is.
-        added: whether a pattern is new. held: what the last one found holds, if there was one.
+        added: whether a pattern is new. choices: the last ones found, if there were any.
     """
 
     bound: float
     added: bool
-    held: int | None
+    choices: Sequence[Choice] | None
 
 
 class Workshop:
@@ -85,7 +92,10 @@ class Workshop:
         forward, backward = (max(self._rows.fixed[span.start : span.stop]) for span in self._spans)
         self.bare = forward, backward
         self.patterns: list[Pattern] = []
+        self._moving = useful(part.alone)[0]
+        self._slow = False  # a program with exact rows met its time limit
         self._cuts: list[int] = []  # events that had exact rows, the latest last
+        self._tries = max(50, _TRIED // len(part.alone.events))
 
     def score(self, choices: Sequence[Choice]) -> Pattern:
         """The referee's word on one choice."""
@@ -112,38 +122,38 @@ class Workshop:
         step = most // max(4, min(_CAPS, _EVENTS // len(self._alone.events))) + 1
         cap = most - 1
         while cap >= 0:  # below what the last one holds, and by no less than a step
-            held = self._try(Prices(0.0, 0.0, 0.0), held=cap).held
-            if held is None:
+            choices = self._try(Prices(0.0, 0.0, 0.0), held=cap).choices
+            if choices is None:
                 break
-            cap = min(held - 1, cap - step)
+            cap = min(self.score(choices).held - 1, cap - step)
 
-    def price(self, prices: Prices) -> Tried:
-        """The pattern that is cheapest with its bytes, or nearly so; the bound holds for all."""
-        return self._try(prices)
+    def within(self, held: int) -> bool:
+        """Look for the cheapest pattern that holds no more; whether it is new."""
+        return self._try(Prices(0.0, 0.0, 0.0), held).added
 
-    def _try(self, prices: Prices, held: int | None = None) -> Tried:
-        """Solve, and solve again with exact rows where the backward peak counts and was seen too low."""
-        exact = prices.backward > 0
-        cuts = set(self._cuts[-_KEPT_CUTS:] if exact else ())
+    def price(self, prices: Prices, exact: bool) -> Tried:
+        """The cheapest pattern with its bytes, as far as that is found; the bound holds for all.
+
+        A program without exact rows sees too little of the backward window. Where that has a price, either
+        the referee improves what such a program finds, or (``exact``: slower, with a better bound) the program
+        gets exact rows where it saw too little.
+        """
+        if prices.backward <= 0:
+            return self._try(prices)
+        if exact and not self._slow:
+            return self._exactly(prices)
+        tried = self._try(prices)
+        return tried._replace(added=self._descend(prices) or tried.added)
+
+    def _exactly(self, prices: Prices) -> Tried:
         tried = Tried(-inf, False, None)
-        for _ in range(_ROUNDS if exact else 1):
-            left = min(_SECONDS, self._deadline - monotonic())
-            if left <= 0:
+        cuts = set(self._cuts[-_KEPT_CUTS:])
+        for _ in range(_ROUNDS):
+            found = self._try(prices, cuts=cuts)
+            tried = Tried(max(tried.bound, found.bound), tried.added or found.added, found.choices)
+            if found.choices is None:
                 break
-            program = _Weighed(self._sized, self._rows, self._spans, prices)
-            cut(program, cuts)
-            if held is not None:
-                program.hold_at_most(held)
-            try:
-                outcome = run(program.close(), self._backend, left, _PRECISE)
-            except SolverError:
-                break
-            tried = tried._replace(bound=max(tried.bound, program.cost(outcome.bound)))
-            if not outcome.found:
-                break
-            choices = program.choices(outcome)
-            tried = Tried(tried.bound, self.add(choices) or tried.added, self.score(choices).held)
-            event = self._highest(choices)
+            event = self._highest(found.choices)
             if event in cuts or not active(self._alone, event):
                 break
             cuts.add(event)
@@ -155,6 +165,44 @@ class Workshop:
         start, stop = self._spans[1]
         peaks = simulate(self._alone, choices).peaks
         return max(range(start, stop), key=lambda at: (peaks[at], -at))
+
+    def _try(self, prices: Prices, held: int | None = None, cuts: Collection[int] = ()) -> Tried:
+        left = min(_SECONDS, self._deadline - monotonic())
+        if left <= 0:
+            return Tried(-inf, False, None)
+        program = _Weighed(self._sized, self._rows, self._spans, prices)
+        cut(program, cuts)
+        if held is not None:
+            program.hold_at_most(held)
+        try:
+            outcome = run(program.close(), self._backend, left, _PRECISE)
+        except SolverError:
+            return Tried(-inf, False, None)
+        self._slow |= bool(cuts) and not outcome.proven
+        bound = program.cost(outcome.bound)
+        if not outcome.found:
+            return Tried(bound, False, None)
+        choices = program.choices(outcome)
+        return Tried(bound, self.add(choices), choices)
+
+    def _descend(self, prices: Prices) -> bool:
+        """Change one value at a time from the best known pattern, until nothing helps; whether that gave a new one."""
+        best = min(self.patterns, key=prices.of)
+        start, tries = best, self._tries
+        before = None
+        while best is not before and tries > 0:
+            before = best
+            for v in self._moving:
+                for choice in self._legal(v):
+                    if choice != best.choices[v] and tries > 0 and monotonic() < self._deadline:
+                        tries -= 1
+                        changed = (*best.choices[:v], choice, *best.choices[v + 1 :])
+                        best = min(best, self.score(changed), key=prices.of)
+        return best is not start and self.add(best.choices)
+
+    def _legal(self, v: int) -> tuple[Choice, ...]:
+        halves = self._alone.values[v].half_bytes and timeline(self._alone).saved[v]
+        return tuple(Choice) if halves else (Choice.KEEP, Choice.RECOMPUTE)
 
 
 _FIRST: dict[tuple[Problem, str], list[Pattern]] = {}

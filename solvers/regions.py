@@ -34,6 +34,7 @@ Corrections = dict[Node, tuple[int, int]]
 _ENGINES = {"highs": "HiGHS", "cbc": "CBC"}
 _COLUMNS = 4000  # so many patterns, over all regions, go into one program at once
 _CONVERGED = 0.2  # of the gap asked for, between the cost of the best mixture and its bound
+_FILLS = 3  # rounds of looking beside the patterns that were picked
 _ROUNDS = 12  # of prices and new patterns at most
 _CORRECTIONS = 2  # rounds with the referee at most
 
@@ -127,10 +128,12 @@ class _Search:
             best = min(best, self._pick(), key=self._rank)
         if best.peak > self._problem.budget:
             return best
-        for _ in range(_ROUNDS):
-            if self._good(best) or monotonic() > self._deadline or not self._price():
-                break
-            best = min(best, self._pick(), key=self._rank)
+        refinements = (self._estimate, self._price, self._neighbours)
+        for refine, rounds in zip(refinements, (_ROUNDS, _ROUNDS, _FILLS), strict=True):
+            for _ in range(rounds):
+                if self._good(best) or monotonic() > self._deadline or not refine(best):
+                    break
+                best = min(best, self._pick(), key=self._rank)
         return best if self._good(best) else polish(self._problem, best, self._deadline)
 
     def _rank(self, found: Simulation) -> tuple[int, int]:
@@ -158,10 +161,11 @@ class _Search:
             known = self._catalogue.patterns()
             recursion = self._catalogue.recursion(known, less, self._problem.budget)
             numbers = recursion.picks(max(self._problem.budget, recursion.steps[0][0]))
-            self._picked = {node: known[node][number] for node, number in numbers.items()}
-            found = simulate(self._problem, self._choices(self._picked))
-            best = found if best is None else min(best, found, key=self._rank)
-            seen = self._differences(self._picked, found)
+            picked = {node: known[node][number] for node, number in numbers.items()}
+            found = simulate(self._problem, self._choices(picked))
+            if best is None or self._rank(found) < self._rank(best):
+                best, self._picked = found, picked
+            seen = self._differences(picked, found)
             if seen == less or not any(map(any, seen.values())):
                 break
             less = seen
@@ -195,7 +199,19 @@ class _Search:
 
     # Prices
 
-    def _price(self) -> bool:
+    def _neighbours(self, best: Simulation) -> bool:
+        """Look beside the patterns that were picked: with the bytes that are left, and with fewer."""
+        left = self._problem.budget - best.peak
+        workshops = self._catalogue.workshops
+        places = dict.fromkeys((workshops[node], pattern.held) for node, pattern in self._picked.items())
+        found = [workshop.within(size) for workshop, held in places for size in (held + left, held - 1) if size >= 0]
+        return any(found)
+
+    def _estimate(self, best: Simulation) -> bool:
+        """As :meth:`_price`, faster, with less of a bound."""
+        return self._price(best, exact=False)
+
+    def _price(self, best: Simulation, exact: bool = True) -> bool:
         """Prove a bound with the prices of bytes, and make the patterns that they ask for; whether there are any."""
         worth = self._worth()
         if worth is None:
@@ -206,7 +222,7 @@ class _Search:
         for node, workshop in self._catalogue.workshops.items():
             prices = worth.prices(node)
             if (workshop, prices) not in bounds:
-                tried = workshop.price(prices)
+                tried = workshop.price(prices, exact)
                 bounds[workshop, prices] = tried.bound
                 new |= tried.added
             total += bounds[workshop, prices]
@@ -228,17 +244,9 @@ class _Search:
             worth = master.worth(max(0.1, self._deadline - monotonic()))
             if worth is None or few:
                 return worth
-            asked = [master.add(node, _cheapest(known[node], worth.prices(node))) for node in known]
+            asked = [master.add(node, min(known[node], key=worth.prices(node).of)) for node in known]
             if not any(asked):
                 return worth
-
-
-def _cheapest(patterns: list[Pattern], prices: Prices) -> Pattern:
-    return min(patterns, key=lambda p: (p.cost_ns + p.held * prices.held + _peaks_ns(p, prices), p))
-
-
-def _peaks_ns(pattern: Pattern, prices: Prices) -> float:
-    return pattern.forward * prices.forward + pattern.backward * prices.backward
 
 
 def _counted_twice(problem: Problem, nodes: Iterable[Node]) -> int:

@@ -9,9 +9,11 @@ from .exhaustive import exhaustive
 from .greedy import greedy
 from .ilp import ilp
 from .problem import Problem, Solution
+from .regions import regions
 
 SOLVERS: dict[str, Callable[[Problem, str, float, float], Solution]] = {
-    "auto": ilp,
+    "auto": regions,
+    "regions": regions,
     "ilp": ilp,
     "greedy": greedy,
     "exhaustive": exhaustive,
