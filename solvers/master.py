@@ -41,11 +41,16 @@ class Worth(NamedTuple):
         """Of one region's bytes."""
         return Prices(self.held[node], *self.windows[node])
 
-    def constant(self, root: Node, budget: int) -> float:
-        """The part of the bound that no choice changes: gaps and shifts, less the budget, at their prices."""
-        total = sum(price * (node.gap - budget) for node, price in self.gaps.items())
+    @property
+    def of_budget(self) -> float:
+        """What a byte of the budget is worth: the sum over all moments."""
+        return sum(self.gaps.values()) + sum(map(sum, self.windows.values()))
+
+    def constant(self, double: int) -> float:
+        """The part of the bound that no choice and no budget changes: gaps and shifts, less ``double``, priced."""
+        total = sum(price * (node.gap - double) for node, price in self.gaps.items())
         for node, pair in self.windows.items():
-            total += sum(price * (shift - budget) for price, shift in zip(pair, node.shift, strict=True))
+            total += sum(price * (shift - double) for price, shift in zip(pair, node.shift, strict=True))
         return total
 
 

@@ -9,31 +9,24 @@ lives of regions do not nest, the step is one program (:mod:`budgetopt.solvers.i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil
 from operator import add
 from time import monotonic
 
 from .answer import answer
 from .backends import order
+from .catalogue import Catalogue, Corrections
 from .greedy import polish
 from .ilp import ilp
-from .master import Master, Worth
 from .memory import Simulation, minimum, simulate
-from .nest import Node, Option, Recursion, measure, nest, outside_in
-from .parts import parts
-from .patterns import Pattern, Prices, Workshop, first_patterns
+from .nest import Node, outside_in
+from .patterns import Pattern
 from .problem import Choice, Problem, Solution
-from .stages import stages
-from .timeline import timeline
-
-Corrections = dict[Node, tuple[int, int]]
-"""Bytes to add to the peaks of the two windows."""
 
 _ENGINES = {"highs": "HiGHS", "cbc": "CBC"}
-_COLUMNS = 4000  # so many patterns, over all regions, go into one program at once
 _CONVERGED = 0.2  # of the gap asked for, between the cost of the best mixture and its bound
+_PRICED = 6  # budgets of a frontier for which bytes are priced
 _FILLS = 3  # rounds of looking beside the patterns that were picked
 _ROUNDS = 12  # of prices and new patterns at most
 _CORRECTIONS = 2  # rounds with the referee at most
@@ -56,75 +49,54 @@ def regions(problem: Problem, backend: str = "auto", time_limit: float = 10.0, g
     catalogue = Catalogue.of(problem, backend, deadline)
     if catalogue is None:
         return ilp(problem, backend, time_limit, gap)
-    search = _Search(problem, catalogue, backend, deadline, gap)
-    found = search.solve()
-    solution = answer(problem, found, f"regions, {_ENGINES[engine]}", "feasible", search.bound_ns)
+    found = _Search(problem, catalogue, backend, deadline, gap).solve()
+    return _judged(problem, found, catalogue, engine, gap)
+
+
+def frontier(
+    problem: Problem, budgets: Sequence[int], backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01
+) -> list[Solution]:
+    """A solution for each budget, all from one recursion; ``time_limit`` is seconds for all of them together.
+
+    Raises:
+        InfeasibleError: no choice was found for one of them. SolverError: ``backend`` is unknown.
+    """
+    engine = order(backend)[0]
+    deadline = monotonic() + time_limit
+    catalogue = Catalogue.of(problem, backend, deadline)
+    if catalogue is None:
+        return [ilp(replace(problem, budget=b), backend, time_limit / len(budgets), gap) for b in budgets]
+    catalogue.learn(minimum(problem, deadline=deadline)[1])
+    picks = catalogue.recursion()
+    for number in range(_PRICED):
+        budget = sorted(budgets)[number * len(budgets) // _PRICED]
+        worth = catalogue.worth(budget, picks.within(budget), backend, deadline)
+        if worth is not None:
+            catalogue.price(worth, exact=False)
+    picks = catalogue.recursion()
+    found = [(budget, simulate(problem, catalogue.choices(picks.within(budget)))) for budget in budgets]
+    return [_judged(replace(problem, budget=budget), one, catalogue, engine, gap) for budget, one in found]
+
+
+def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, engine: str, gap: float) -> Solution:
+    bound_ns = catalogue.bound_ns(problem.budget)
+    solution = answer(problem, found, f"regions, {_ENGINES[engine]}", "feasible", bound_ns)
     return replace(solution, status="optimal") if solution.gap <= gap else solution
 
 
-class Catalogue:
-    """The regions of a step, nested, and the patterns of their kinds.
-
-    Attributes:
-        root: see :mod:`budgetopt.solvers.nest`. workshops: of each node; equal regions share one.
-        double: bytes at most that are counted twice anywhere, where replays of two regions hold one storage.
-    """
-
-    def __init__(self, root: Node, workshops: dict[Node, Workshop], double: int) -> None:
-        self.root, self.workshops, self.double = root, workshops, double
-
-    @classmethod
-    def of(cls, problem: Problem, backend: str, deadline: float) -> Catalogue | None:
-        """Make the first patterns of every kind; None if the lives of the regions do not nest."""
-        found = parts(problem)
-        root = nest(found) if found is not None else None
-        if root is None:
-            return None
-        kinds: dict[Problem, Workshop] = {}
-        workshops: dict[Node, Workshop] = {}
-        for node in outside_in(root):
-            if node.part is not None:
-                if node.part.alone not in kinds:
-                    kinds[node.part.alone] = first_patterns(node.part, backend, deadline)
-                workshops[node] = kinds[node.part.alone]
-        measure(root, stages(problem).fixed, [workshop.bare for workshop in workshops.values()])
-        return cls(root, workshops, _counted_twice(problem, workshops))
-
-    def patterns(self) -> dict[Node, list[Pattern]]:
-        """Those that are known now."""
-        return {node: list(workshop.patterns) for node, workshop in self.workshops.items()}
-
-    def recursion(self, patterns: dict[Node, list[Pattern]], less: Corrections, limit: int) -> Recursion:
-        """Step functions up to `limit` bytes; their options have the order of the patterns."""
-        options = {
-            node: [Option(p.cost_ns, p.held, _need(node, p, less.get(node, (0, 0)))) for p in known]
-            for node, known in patterns.items()
-        }
-        return Recursion(self.root, options, limit)
-
-
-def _need(node: Node, pattern: Pattern, less: tuple[int, int] = (0, 0)) -> int:
-    return max(pattern.forward + node.shift[0] + less[0], pattern.backward + node.shift[1] + less[1])
-
-
 class _Search:
-    """One budget.
-
-    Attributes:
-        bound_ns: proven lower bound of the cost of every choice within the budget.
-    """
+    """One budget."""
 
     def __init__(self, problem: Problem, catalogue: Catalogue, backend: str, deadline: float, gap: float) -> None:
         self._problem, self._catalogue, self._backend = problem, catalogue, backend
         self._deadline, self._gap = deadline, gap
         self._picked: dict[Node, Pattern] = {}
-        self.bound_ns = 0
 
     def solve(self) -> Simulation:
         """Recursion, prices, new patterns, until the bound is met or nothing helps; then the referee's rounds."""
         best = self._pick()
         if best.peak > self._problem.budget:
-            self._learn(minimum(self._problem, deadline=self._deadline)[1])
+            self._catalogue.learn(minimum(self._problem, deadline=self._deadline)[1])
             best = min(best, self._pick(), key=self._rank)
         if best.peak > self._problem.budget:
             return best
@@ -141,13 +113,7 @@ class _Search:
         return max(0, found.peak - self._problem.budget), found.cost_ns
 
     def _good(self, found: Simulation) -> bool:
-        return found.cost_ns - self.bound_ns <= self._gap * found.cost_ns
-
-    def _learn(self, choices: Sequence[Choice]) -> None:
-        """Take over what a choice for the whole step does in each region."""
-        for node, workshop in self._catalogue.workshops.items():
-            assert node.part is not None
-            workshop.add([choices[v] for v in node.part.values])
+        return found.cost_ns - self._catalogue.bound_ns(self._problem.budget) <= self._gap * found.cost_ns
 
     def _pick(self) -> Simulation:
         """The best patterns for the budget, or for the smallest one that has any, in the referee's eyes.
@@ -158,11 +124,8 @@ class _Search:
         less: Corrections = {}
         best: Simulation | None = None
         for _ in range(1 + _CORRECTIONS):
-            known = self._catalogue.patterns()
-            recursion = self._catalogue.recursion(known, less, self._problem.budget)
-            numbers = recursion.picks(max(self._problem.budget, recursion.steps[0][0]))
-            picked = {node: known[node][number] for node, number in numbers.items()}
-            found = simulate(self._problem, self._choices(picked))
+            picked = self._catalogue.recursion(less, self._problem.budget).within(self._problem.budget)
+            found = simulate(self._problem, self._catalogue.choices(picked))
             if best is None or self._rank(found) < self._rank(best):
                 best, self._picked = found, picked
             seen = self._differences(picked, found)
@@ -171,14 +134,6 @@ class _Search:
             less = seen
         assert best is not None
         return best
-
-    def _choices(self, picked: dict[Node, Pattern]) -> list[Choice]:
-        choices = [Choice.RECOMPUTE] * len(self._problem.values)
-        for node, pattern in picked.items():
-            assert node.part is not None
-            for v, choice in zip(node.part.values, pattern.choices, strict=True):
-                choices[v] = choice
-        return choices
 
     def _differences(self, picked: dict[Node, Pattern], found: Simulation) -> Corrections:
         """Per window: what the referee counts there, less what the regions alone count."""
@@ -213,54 +168,10 @@ class _Search:
 
     def _price(self, best: Simulation, exact: bool = True) -> bool:
         """Prove a bound with the prices of bytes, and make the patterns that they ask for; whether there are any."""
-        worth = self._worth()
+        worth = self._catalogue.worth(self._problem.budget, self._picked, self._backend, self._deadline)
         if worth is None:
             return False
-        total = worth.constant(self._catalogue.root, self._problem.budget + self._catalogue.double)
-        new = False
-        bounds: dict[tuple[Workshop, Prices], float] = {}
-        for node, workshop in self._catalogue.workshops.items():
-            prices = worth.prices(node)
-            if (workshop, prices) not in bounds:
-                tried = workshop.price(prices, exact)
-                bounds[workshop, prices] = tried.bound
-                new |= tried.added
-            total += bounds[workshop, prices]
-        if total > self.bound_ns:
-            self.bound_ns = ceil(total)
+        total, new = self._catalogue.price(worth, exact)
+        total -= worth.of_budget * self._problem.budget
         # What is left between the two is what whole patterns cost more than mixtures: no pattern helps there.
         return new and worth.cost_ns - total > _CONVERGED * self._gap * worth.cost_ns
-
-    def _worth(self) -> Worth | None:
-        """The duals over all known patterns. Where those are many, the program begins with some of them."""
-        known = self._catalogue.patterns()
-        master = Master(self._catalogue.root, self._problem.budget, self._backend)
-        few = sum(map(len, known.values())) <= _COLUMNS
-        for node, patterns in known.items():
-            ends = (patterns[0], min(patterns, key=lambda p: (_need(node, p), p)), min(patterns, key=lambda p: p.held))
-            for pattern in patterns if few else (*ends, self._picked[node]):
-                master.add(node, pattern)
-        while True:
-            worth = master.worth(max(0.1, self._deadline - monotonic()))
-            if worth is None or few:
-                return worth
-            asked = [master.add(node, min(known[node], key=worth.prices(node).of)) for node in known]
-            if not any(asked):
-                return worth
-
-
-def _counted_twice(problem: Problem, nodes: Iterable[Node]) -> int:
-    """Bytes of storages that replays of several regions may hold beyond everything else, each beyond the first."""
-    line = timeline(problem)
-    ends = {problem.values[v].storage: 0 for v in line.kept}
-    for v in line.kept:
-        storage = problem.values[v].storage
-        ends[storage] = max(ends[storage], line.released_at[v])
-    until = {node.part.region: node.part.backward.stop for node in nodes if node.part is not None}
-    total = 0
-    for storage, readers in stages(problem).inputs.items():
-        alive = max(line.die_at[storage], ends.get(storage, 0))
-        regions = {problem.operators[i].region for i in readers}
-        beyond = [g for g in regions if until.get(g, 0) > alive]
-        total += problem.storages[storage] * max(0, len(beyond) - 1)
-    return total

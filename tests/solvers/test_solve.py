@@ -31,6 +31,7 @@ from budgetopt.solvers.choices import count
 from .steps import Step, chain, network, transformer
 
 BACKENDS = ("cbc", "highs")
+PROGRAMS = ("ilp", "regions")
 K, R, H = Choice.KEEP, Choice.RECOMPUTE, Choice.FP16
 
 
@@ -96,8 +97,9 @@ def test_what_does_not_fit_says_the_smallest_peak(solver: str) -> None:
     assert simulate(_fan((50, 40), (9, 5), 100).problem(), [Choice(c) for c in error.value.choices]).peak == 101
 
 
+@pytest.mark.parametrize("solver", PROGRAMS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_recording_gathers_drops_in_one_region(backend: str) -> None:
+def test_recording_gathers_drops_in_one_region(solver: str, backend: str) -> None:
     # Two equal regions, each with two values of 10 bytes that cost 1 ns; recording a region costs 100.
     # 20 bytes must go: both from one region is 102, one from each 202.
     step = Step()
@@ -115,13 +117,14 @@ def test_recording_gathers_drops_in_one_region(backend: str) -> None:
         step.event(Kind.UNPACK, h)
         step.event(Kind.HANDLE_DIE, h)
     problem = step.problem(90 - 20)
-    solution = solve(problem, "ilp", backend)
+    solution = solve(problem, solver, backend)
     _check(problem, solution)
     assert solution.cost_ns == 102
 
 
+@pytest.mark.parametrize("solver", PROGRAMS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_fp16_is_chosen_where_it_is_cheaper(backend: str) -> None:
+def test_fp16_is_chosen_where_it_is_cheaper(solver: str, backend: str) -> None:
     # One value of 100 bytes, 50 in fp16; 50 must go. Remaking costs 10, the codec 3.
     step = Step()
     g = step.enter()
@@ -134,19 +137,20 @@ def test_fp16_is_chosen_where_it_is_cheaper(backend: str) -> None:
     step.event(Kind.UNPACK, h)
     step.event(Kind.HANDLE_DIE, h)
     problem = step.problem(350)
-    solution = solve(problem, "ilp", backend)
+    solution = solve(problem, solver, backend)
     _check(problem, solution)
     assert (solution.choices[0], solution.cost_ns) == (H, 3)
 
 
+@pytest.mark.parametrize("solver", PROGRAMS)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layers", [3, 6, 9])
-def test_chains_are_solved_as_well_as_by_trying_everything(backend: str, layers: int) -> None:
+def test_chains_are_solved_as_well_as_by_trying_everything(solver: str, backend: str, layers: int) -> None:
     step = chain(layers, 10, time=7, half=5, codec=2) if layers < 9 else chain(layers, 10, time=7)
     low, high = minimum(step.problem())[0], _keep_all(step.problem())
     for budget in sorted({low, (low + high) // 2, high - 1} & set(range(low, high))):
         problem = step.problem(budget)
-        solution = solve(problem, "ilp", backend, gap=0.001)
+        solution = solve(problem, solver, backend, gap=0.001)
         _check(problem, solution)
         assert solution.cost_ns == solve(problem, "exhaustive").cost_ns
 
@@ -167,9 +171,11 @@ def test_any_small_problem(random: Random, percent: int, backend: str) -> None:
     best = solve(problem, "exhaustive")
     greedy = solve(problem, "greedy")
     ilp = solve(problem, "ilp", backend, gap=0.001)
-    for solution in (best, greedy, ilp):
+    regions = solve(problem, "regions", backend, gap=0.001)
+    for solution in (best, greedy, ilp, regions):
         _check(problem, solution)
     assert ilp.bound_ns <= best.cost_ns <= ilp.cost_ns <= greedy.cost_ns
+    assert regions.bound_ns <= best.cost_ns <= regions.cost_ns
     with pytest.raises(InfeasibleError) as error:
         solve(step.problem(low - 1), "ilp", backend)
     assert error.value.minimum == low
@@ -196,7 +202,7 @@ def test_equal_problems_get_equal_answers_in_every_process() -> None:
     code = (
         "from tests.solvers.steps import transformer\n"
         "from budgetopt.solvers import solve\n"
-        "for solver in ('ilp', 'greedy'):\n"
+        "for solver in ('ilp', 'regions', 'greedy'):\n"
         "    s = solve(transformer(3, halves=True).problem(70 << 20), solver)\n"
         "    print(s.peak, s.cost_ns, s.bound_ns, *map(int, s.choices))\n"
     )
@@ -208,16 +214,17 @@ def test_equal_problems_get_equal_answers_in_every_process() -> None:
         done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True)
         answers.add(done.stdout)
     assert len(answers) == 1
-    assert answers.pop().count("\n") == 2  # nothing else on stdout: no banner, no log
+    assert answers.pop().count("\n") == 3  # nothing else on stdout: no banner, no log
 
 
+@pytest.mark.parametrize("solver", PROGRAMS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_layers_are_no_trap(backend: str) -> None:
+def test_equal_layers_are_no_trap(solver: str, backend: str) -> None:
     step = transformer(12)
     dropped = simulate(step.problem(), [R] * len(step.values))
     for share in (0.2, 0.6):
         problem = step.problem(int(dropped.peak + share * (_keep_all(step.problem()) - dropped.peak)))
-        solution = solve(problem, "ilp", backend, time_limit=8)
+        solution = solve(problem, solver, backend, time_limit=8)
         _check(problem, solution)
         assert solution.cost_ns <= solve(problem, "greedy").cost_ns
         assert solution.gap <= 0.03

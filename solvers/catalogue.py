@@ -1,0 +1,171 @@
+"""The regions of a step, nested, with the patterns of their kinds: what every budget is solved from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from math import ceil, isfinite
+from time import monotonic
+from typing import NamedTuple
+
+from .master import Master, Worth
+from .nest import Node, Option, Recursion, measure, nest, outside_in
+from .parts import NO_LIMIT, Part, parts
+from .patterns import Pattern, Prices, Workshop, first_patterns
+from .problem import Choice, Problem
+from .stages import stages
+from .timeline import timeline
+
+Corrections = dict[Node, tuple[int, int]]
+"""Bytes to add to the peaks of the two windows."""
+
+_COLUMNS = 4000  # so many patterns, over all regions, go into one program at once
+
+
+class Catalogue:
+    """The regions of a step, nested, and the patterns of their kinds.
+
+    Attributes:
+        root: see :mod:`budgetopt.solvers.nest`. workshops: of each node; equal regions share one.
+    """
+
+    def __init__(self, problem: Problem, root: Node, workshops: dict[Node, Workshop]) -> None:
+        self.root, self.workshops = root, workshops
+        self._values, self._double = len(problem.values), _counted_twice(problem, workshops)
+        self._bounds: list[tuple[float, float]] = []  # nanoseconds at no budget, and per byte of it
+
+    @classmethod
+    def of(cls, problem: Problem, backend: str, deadline: float) -> Catalogue | None:
+        """Make the first patterns of every kind; None if the lives of the regions do not nest."""
+        found = parts(problem)
+        root = nest(found) if found is not None else None
+        if root is None:
+            return None
+        kinds: dict[Problem, Workshop] = {}
+        workshops: dict[Node, Workshop] = {}
+        for node in outside_in(root):
+            if node.part is not None:
+                if node.part.alone not in kinds:
+                    kinds[node.part.alone] = first_patterns(node.part, backend, deadline)
+                workshops[node] = kinds[node.part.alone]
+        measure(root, stages(problem).fixed, [workshop.bare for workshop in workshops.values()])
+        return cls(problem, root, workshops)
+
+    def learn(self, choices: Sequence[Choice]) -> None:
+        """Take over what a choice for the whole step does in each region."""
+        for node, workshop in self.workshops.items():
+            assert node.part is not None
+            workshop.add([choices[v] for v in node.part.values])
+
+    def price(self, worth: Worth, exact: bool) -> tuple[float, bool]:
+        """Make the patterns that prices ask for: the bound at no budget that they prove, and whether any is new."""
+        total = worth.constant(self._double)
+        new = False
+        bounds: dict[tuple[Workshop, Prices], float] = {}
+        for node, workshop in self.workshops.items():
+            key = workshop, worth.prices(node)
+            if key not in bounds:
+                tried = workshop.price(key[1], exact)
+                bounds[key] = tried.bound
+                new |= tried.added
+            total += bounds[key]
+        if isfinite(total):
+            self._bounds.append((total, worth.of_budget))
+        return total, new
+
+    def bound_ns(self, budget: int) -> int:
+        """The largest proven lower bound of the cost of every choice within the budget."""
+        return max([0, *(ceil(total - budget * price) for total, price in self._bounds)])
+
+    def worth(self, budget: int, picked: dict[Node, Pattern], backend: str, deadline: float) -> Worth | None:
+        """The prices of bytes over all known patterns; None if no mixture fits.
+
+        Where patterns are many, the program begins with those picked and the ends of each node's, and gets
+        those that its prices ask for.
+        """
+        known = {node: workshop.patterns for node, workshop in self.workshops.items()}
+        few = sum(map(len, known.values())) <= _COLUMNS
+        master = Master(self.root, budget, backend)
+        for node, patterns in known.items():
+            ends = patterns[0], min(patterns, key=lambda p: (need(node, p), p)), min(patterns, key=lambda p: p.held)
+            for pattern in patterns if few else (*ends, picked[node]):
+                master.add(node, pattern)
+        while True:
+            worth = master.worth(max(0.1, deadline - monotonic()))
+            if worth is None or few:
+                return worth
+            asked = [master.add(node, min(known[node], key=worth.prices(node).of)) for node in known]
+            if not any(asked):
+                return worth
+
+    def recursion(self, less: Corrections | None = None, limit: int = NO_LIMIT) -> Picks:
+        """The best patterns for every budget up to a limit, out of those known now."""
+        known = {node: list(workshop.patterns) for node, workshop in self.workshops.items()}
+        options = {
+            node: [Option(p.cost_ns, p.held, need(node, p, (less or {}).get(node, (0, 0)))) for p in patterns]
+            for node, patterns in known.items()
+        }
+        return Picks(Recursion(self.root, options, limit), known)
+
+    def choices(self, picked: dict[Node, Pattern]) -> list[Choice]:
+        """One choice for each value of the whole step."""
+        choices = [Choice.RECOMPUTE] * self._values
+        for node, pattern in picked.items():
+            assert node.part is not None
+            for v, choice in zip(node.part.values, pattern.choices, strict=True):
+                choices[v] = choice
+        return choices
+
+
+class Picks(NamedTuple):
+    """A recursion and the patterns that its options stand for."""
+
+    recursion: Recursion
+    known: dict[Node, list[Pattern]]
+
+    def within(self, budget: int) -> dict[Node, Pattern]:
+        """The cheapest patterns within a budget, or those with the smallest need if nothing fits."""
+        numbers = self.recursion.picks(max(budget, self.recursion.steps[0][0]))
+        return {node: self.known[node][number] for node, number in numbers.items()}
+
+
+def need(node: Node, pattern: Pattern, less: tuple[int, int] = (0, 0)) -> int:
+    return max(pattern.forward + node.shift[0] + less[0], pattern.backward + node.shift[1] + less[1])
+
+
+def _counted_twice(problem: Problem, nodes: Iterable[Node]) -> int:
+    """Bytes at most, anywhere, by which regions judged alone count more than the referee."""
+    found = [node.part for node in nodes if node.part is not None]
+    return _shared(problem, found) + _lingering(problem, found)
+
+
+def _shared(problem: Problem, found: Sequence[Part]) -> int:
+    """Storages that replays of several regions hold beyond everything else, each beyond the first region."""
+    line = timeline(problem)
+    ends: dict[int, int] = {}
+    for v in line.kept:
+        storage = problem.values[v].storage
+        ends[storage] = max(ends.get(storage, 0), line.released_at[v])
+    until = {part.region: part.backward.stop for part in found}
+    total = 0
+    for storage, readers in stages(problem).inputs.items():
+        alive = max(line.die_at[storage], ends.get(storage, 0))
+        regions = {problem.operators[i].region for i in readers}
+        beyond = [g for g in regions if until.get(g, 0) > alive]
+        total += problem.storages[storage] * max(0, len(beyond) - 1)
+    return total
+
+
+def _lingering(problem: Problem, found: Sequence[Part]) -> int:
+    """Storages that the user's code still holds after their region: kept, they count as held, and are there anyway."""
+    line = timeline(problem)
+    decided = set(line.decided)
+    deltas = [0] * (len(problem.events) + 1)
+    for part in found:
+        own = {problem.values[v].storage for v in part.values if v in decided}
+        for storage in own:
+            stop = min(line.die_at[storage], part.backward.start)
+            if stop > part.forward.stop:
+                deltas[part.forward.stop] += problem.storages[storage]
+                deltas[stop] -= problem.storages[storage]
+    return max(accumulate(deltas))
