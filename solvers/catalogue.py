@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import ceil, isfinite
 from time import monotonic
@@ -31,15 +31,15 @@ class Catalogue:
 
     def __init__(self, problem: Problem, root: Node, workshops: dict[Node, Workshop]) -> None:
         self.root, self.workshops = root, workshops
-        self._values, self._double = len(problem.values), _counted_twice(problem, workshops)
+        self._values = len(problem.values)
         self._bounds: list[tuple[float, float]] = []  # nanoseconds at no budget, and per byte of it
 
     @classmethod
     def of(cls, problem: Problem, backend: str, deadline: float) -> Catalogue | None:
         """Make the first patterns of every kind; None if the lives of the regions do not nest."""
         found = parts(problem)
-        root = nest(found) if found is not None else None
-        if root is None:
+        root = None if found is None else nest(found)
+        if found is None or root is None:
             return None
         kinds: dict[Problem, Workshop] = {}
         workshops: dict[Node, Workshop] = {}
@@ -48,7 +48,8 @@ class Catalogue:
                 if node.part.alone not in kinds:
                     kinds[node.part.alone] = first_patterns(node.part, backend, deadline)
                 workshops[node] = kinds[node.part.alone]
-        measure(root, stages(problem).fixed, [workshop.bare for workshop in workshops.values()])
+        bare = [workshop.bare for workshop in workshops.values()]
+        measure(root, stages(problem).fixed, bare, _counted_twice(problem, found))
         return cls(problem, root, workshops)
 
     def learn(self, choices: Sequence[Choice]) -> None:
@@ -59,7 +60,7 @@ class Catalogue:
 
     def price(self, worth: Worth, exact: bool) -> tuple[float, bool]:
         """Make the patterns that prices ask for: the bound at no budget that they prove, and whether any is new."""
-        total = worth.constant(self._double)
+        total = worth.constant
         new = False
         bounds: dict[tuple[Workshop, Prices], float] = {}
         for node, workshop in self.workshops.items():
@@ -133,39 +134,43 @@ def need(node: Node, pattern: Pattern, less: tuple[int, int] = (0, 0)) -> int:
     return max(pattern.forward + node.shift[0] + less[0], pattern.backward + node.shift[1] + less[1])
 
 
-def _counted_twice(problem: Problem, nodes: Iterable[Node]) -> int:
-    """Bytes at most, anywhere, by which regions judged alone count more than the referee."""
-    found = [node.part for node in nodes if node.part is not None]
-    return _shared(problem, found) + _lingering(problem, found)
+def _counted_twice(problem: Problem, found: Sequence[Part]) -> list[int]:
+    """Bytes at most, at every event, by which regions judged alone count more than the referee."""
+    shared = _shared(problem, found)
+    return [shared + size for size in _lingering(problem, found)]
 
 
 def _shared(problem: Problem, found: Sequence[Part]) -> int:
     """Storages that replays of several regions hold beyond everything else, each beyond the first region."""
-    line = timeline(problem)
-    ends: dict[int, int] = {}
-    for v in line.kept:
-        storage = problem.values[v].storage
-        ends[storage] = max(ends.get(storage, 0), line.released_at[v])
+    ends = _ends(problem)
     until = {part.region: part.backward.stop for part in found}
     total = 0
     for storage, readers in stages(problem).inputs.items():
-        alive = max(line.die_at[storage], ends.get(storage, 0))
         regions = {problem.operators[i].region for i in readers}
-        beyond = [g for g in regions if until.get(g, 0) > alive]
+        beyond = [g for g in regions if until.get(g, 0) > ends[storage]]
         total += problem.storages[storage] * max(0, len(beyond) - 1)
     return total
 
 
-def _lingering(problem: Problem, found: Sequence[Part]) -> int:
-    """Storages that the user's code still holds after their region: kept, they count as held, and are there anyway."""
-    line = timeline(problem)
-    decided = set(line.decided)
+def _lingering(problem: Problem, found: Sequence[Part]) -> Iterator[int]:
+    """At every event, storages that outlive a region's forward in any case, and yet count as held by the region."""
+    ends = _ends(problem)
+    held = set(stages(problem).inputs) | {problem.values[v].storage for v in timeline(problem).decided}
     deltas = [0] * (len(problem.events) + 1)
     for part in found:
-        own = {problem.values[v].storage for v in part.values if v in decided}
-        for storage in own:
-            stop = min(line.die_at[storage], part.backward.start)
+        for storage in {problem.values[v].storage for v in part.values} & held:
+            stop = min(ends[storage], part.backward.start)
             if stop > part.forward.stop:
                 deltas[part.forward.stop] += problem.storages[storage]
                 deltas[stop] -= problem.storages[storage]
-    return max(accumulate(deltas))
+    return accumulate(deltas[:-1])
+
+
+def _ends(problem: Problem) -> list[int]:
+    """Until when each storage is there whatever is chosen: for the user's code, or for handles that are kept."""
+    line = timeline(problem)
+    ends = list(line.die_at)
+    for v in line.kept:
+        storage = problem.values[v].storage
+        ends[storage] = max(ends[storage], line.released_at[v])
+    return ends

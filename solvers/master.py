@@ -46,11 +46,12 @@ class Worth(NamedTuple):
         """What a byte of the budget is worth: the sum over all moments."""
         return sum(self.gaps.values()) + sum(map(sum, self.windows.values()))
 
-    def constant(self, double: int) -> float:
-        """The part of the bound that no choice and no budget changes: gaps and shifts, less ``double``, priced."""
-        total = sum(price * (node.gap - double) for node, price in self.gaps.items())
+    @property
+    def constant(self) -> float:
+        """The part of the bound that no choice and no budget changes: gaps and shifts, less what may count twice."""
+        total = sum(price * (node.gap - node.double_gap) for node, price in self.gaps.items())
         for node, pair in self.windows.items():
-            total += sum(price * (shift - double) for price, shift in zip(pair, node.shift, strict=True))
+            total += sum(p * (shift - double) for p, shift, double in zip(pair, node.shift, node.double, strict=True))
         return total
 
 

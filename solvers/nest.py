@@ -40,12 +40,15 @@ class Node:
         part: the region; None for the root, which holds the step. inside: the regions directly inside it.
         gap: highest bytes between its windows that are outside of all windows, no region's choice counted.
         shift: (forward, backward), bytes to add to the peaks of the region alone, no region's choice counted.
+        double, double_gap: bytes in the windows and in the gap by which regions alone may count too much.
     """
 
     part: Part | None
     inside: list[Node] = field(default_factory=list)
     gap: int = 0
     shift: tuple[int, int] = (0, 0)
+    double: tuple[int, int] = (0, 0)
+    double_gap: int = 0
 
 
 class Option(NamedTuple):
@@ -80,21 +83,35 @@ def _ends_inside(part: Part, around: Part) -> bool:
     return part.backward.stop <= around.backward.start
 
 
-def measure(root: Node, fixed: Sequence[int], bare: Sequence[tuple[int, int]]) -> None:
-    """Set gaps and shifts. ``fixed``: bytes at every event that no choice changes; ``bare``: of each part alone."""
+def measure(root: Node, fixed: Sequence[int], bare: Sequence[tuple[int, int]], double: Sequence[int]) -> None:
+    """Set gaps, shifts and doubles.
+
+    Args:
+        fixed: bytes at every event that no choice changes. bare: the same of each part alone, its windows' peaks.
+        double: bytes at every event that may be counted twice.
+    """
     alone = iter(bare)
     for node in outside_in(root):
-        start, stop = 0, len(fixed)
+        node.gap, node.double_gap = _outside_windows(node, fixed), _outside_windows(node, double)
         if node.part is not None:
-            start, stop = node.part.forward.stop, node.part.backward.start
-            peaks = (max(fixed[span.start : span.stop]) for span in (node.part.forward, node.part.backward))
-            forward, backward = (peak - own for peak, own in zip(peaks, next(alone), strict=True))
+            spans = node.part.forward, node.part.backward
+            forward, backward = (max(fixed[a:b]) - own for (a, b), own in zip(spans, next(alone), strict=True))
             node.shift = forward, backward
-        for child in node.inside:
-            assert child.part is not None
-            node.gap = max(node.gap, max(fixed[start : child.part.forward.start], default=0))
-            start = child.part.backward.stop
-        node.gap = max(node.gap, max(fixed[start:stop], default=0))
+            forward, backward = (max(double[a:b]) for a, b in spans)
+            node.double = forward, backward
+
+
+def _outside_windows(node: Node, sizes: Sequence[int]) -> int:
+    """The largest size between the windows of a node, or anywhere for the root, and outside of all inside it."""
+    start, stop = 0, len(sizes)
+    if node.part is not None:
+        start, stop = node.part.forward.stop, node.part.backward.start
+    most = 0
+    for child in node.inside:
+        assert child.part is not None
+        most = max(most, max(sizes[start : child.part.forward.start], default=0))
+        start = child.part.backward.stop
+    return max(most, max(sizes[start:stop], default=0))
 
 
 def outside_in(root: Node) -> list[Node]:
