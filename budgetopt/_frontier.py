@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 from budgetopt._errors import BudgetOptError
 from budgetopt._problem import CHOICES, UNSEEN, describe_event, to_problem
 from budgetopt._schema import FrontierPoint, Profile
 from budgetopt._solve import solution_for, solver_options
-from budgetopt.solvers import memory
-from budgetopt.solvers.problem import Solution
+from budgetopt.solvers import SOLVERS, memory
+from budgetopt.solvers.problem import Problem, Solution
+from budgetopt.solvers.regions import frontier as one_recursion
+from budgetopt.solvers.regions import regions
 
 
 def frontier(
@@ -38,19 +42,26 @@ def frontier(
     if points < 2:
         raise BudgetOptError(f"points={points}: give two or more, the smallest budget and keep-everything are two")
     options = solver_options(solver, backend, time_limit, gap)
-    allow, exclude = tuple(allow), tuple(exclude)
-    lowest = memory.minimum(to_problem(profile, 0, allow=allow, exclude=exclude))[0] + UNSEEN
+    problem = to_problem(profile, 0, allow=tuple(allow), exclude=tuple(exclude))
+    lowest = memory.minimum(problem)[0] + UNSEEN
     highest = max(lowest, profile.peak_bytes + UNSEEN)
-    found: list[FrontierPoint] = []
+    budgets = [lowest + (highest - lowest) * number // (points - 1) for number in range(points)]
+    found = []
     best: Solution | None = None
-    for number in range(points):
-        budget = lowest + (highest - lowest) * number // (points - 1)
-        problem = to_problem(profile, budget - UNSEEN, allow=allow, exclude=exclude)
-        answer = solution_for(problem, profile, budget, options)
+    for budget, answer in zip(budgets, _answers(problem, profile, budgets, options), strict=True):
         if best is None or answer.cost_ns <= best.cost_ns:
             best = answer
         found.append(_point(profile, budget, best))
     return found
+
+
+def _answers(problem: Problem, profile: Profile, budgets: list[int], options: dict[str, Any]) -> list[Solution]:
+    """All from one recursion, unless another solver is asked for."""
+    if SOLVERS[options["solver"]] is regions:
+        limit = options["time_limit"] * len(budgets)
+        usable = [budget - UNSEEN for budget in budgets]
+        return one_recursion(problem, usable, options["backend"], limit, options["gap"])
+    return [solution_for(replace(problem, budget=budget - UNSEEN), profile, budget, options) for budget in budgets]
 
 
 def _point(profile: Profile, budget: int, solution: Solution) -> FrontierPoint:
