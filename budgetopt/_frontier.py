@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from budgetopt import solvers
 from budgetopt._errors import BudgetOptError
 from budgetopt._problem import CHOICES, UNSEEN, describe_event, to_problem
 from budgetopt._schema import FrontierPoint, Profile
 from budgetopt._solve import solution_for, solver_options
-from budgetopt.solvers import SOLVERS, memory
+from budgetopt.solvers import memory
 from budgetopt.solvers.problem import Problem, Solution
-from budgetopt.solvers.regions import frontier as one_recursion
-from budgetopt.solvers.regions import regions
 
 
 def frontier(
@@ -57,10 +56,10 @@ def frontier(
 
 def _answers(problem: Problem, profile: Profile, budgets: list[int], options: dict[str, Any]) -> list[Solution]:
     """All from one recursion, unless another solver is asked for."""
-    if SOLVERS[options["solver"]] is regions:
+    if solvers.SOLVERS[options["solver"]] is solvers.regions:
         limit = options["time_limit"] * len(budgets)
         usable = [budget - UNSEEN for budget in budgets]
-        return one_recursion(problem, usable, options["backend"], limit, options["gap"])
+        return solvers.frontier(problem, usable, options["backend"], limit, options["gap"])
     return [solution_for(replace(problem, budget=budget - UNSEEN), profile, budget, options) for budget in budgets]
 
 

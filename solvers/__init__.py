@@ -3,6 +3,7 @@
 from .errors import InfeasibleError, SolverError
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
 from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Solution, Value
+from .regions import frontier, regions
 from .solve import SOLVERS, solve
 from .timeline import Window
 
@@ -23,8 +24,10 @@ __all__ = [
     "Window",
     "decisions",
     "fixed_keeps",
+    "frontier",
     "minimum",
     "normalise",
+    "regions",
     "simulate",
     "solve",
     "window_peaks",

@@ -31,7 +31,7 @@ TORCH_FREE = (
     "_cli",
     "__main__",
 )
-SOLVER_USERS = {"budgetopt", "budgetopt._problem", "budgetopt._solve", "budgetopt._fit"}
+SOLVER_USERS = {"budgetopt", "budgetopt._problem", "budgetopt._solve", "budgetopt._fit", "budgetopt._frontier"}
 SHARED_WORDS = {"budgetopt.solvers.problem", "budgetopt.solvers.memory"}  # kinds of event, size of the codec's buffer
 
 

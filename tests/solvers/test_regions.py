@@ -8,14 +8,13 @@ from time import monotonic
 
 import pytest
 
-from budgetopt.solvers import OUTSIDE, Choice, Kind, Problem, minimum, simulate, solve
+from budgetopt.solvers import OUTSIDE, Choice, Kind, Problem, frontier, minimum, simulate, solve
 from budgetopt.solvers.catalogue import Catalogue
 from budgetopt.solvers.choices import count
 from budgetopt.solvers.master import Master
 from budgetopt.solvers.nest import Node, Option, Recursion, measure, nest, outside_in
 from budgetopt.solvers.parts import parts
 from budgetopt.solvers.patterns import Prices, Workshop
-from budgetopt.solvers.regions import frontier
 from budgetopt.solvers.stages import stages
 
 from .steps import Step, chain, network, transformer
@@ -148,7 +147,7 @@ def test_prices_tell_what_a_byte_is_worth(backend: str) -> None:
     best = solve(problem, "exhaustive").cost_ns
     assert 0 < worth.cost_ns <= best and worth.of_budget > 0
     total, _ = catalogue.price(worth, exact=True)
-    assert total - worth.of_budget * problem.budget == pytest.approx(worth.cost_ns, rel=1e-3)
+    assert total - worth.of_budget * problem.budget == pytest.approx(worth.cost_ns, rel=5e-3)
     assert catalogue.bound_ns(problem.budget) <= best
 
 
