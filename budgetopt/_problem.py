@@ -32,7 +32,7 @@ def to_problem(
     exclude: Iterable[str] = (),
     kept: frozenset[tuple[int, int]] = frozenset(),
 ) -> Problem:
-    """The program's view of a profile.
+    """The program's view of a profile: its operators and events, and the optimizer's step as one more of both.
 
     Args:
         budget: bytes, headroom already taken off. allow: choices that may be made. exclude: paths of
@@ -65,15 +65,20 @@ def to_problem(
         )
         for i, v in enumerate(profile.values)
     )
+    operators = [_operator(o, profile.replay_ns, "recompute" in allowed) for o in profile.operators]
+    events = [Event(Kind(kind), index) for kind, index in profile.events]
+    if profile.optimizer_workspace:
+        events.append(Event(Kind.RUN, len(operators)))
+        operators.append(Operator(workspace=profile.optimizer_workspace))
     return Problem(
         budget=budget,
         resident=profile.fixed.total,
         storages=profile.storages,
         values=values,
-        operators=tuple(_operator(o, profile.replay_ns, "recompute" in allowed) for o in profile.operators),
+        operators=tuple(operators),
         handles=profile.handles,
         regions=_regions(profile),
-        events=tuple(Event(Kind(kind), index) for kind, index in profile.events),
+        events=tuple(events),
         step_ns=profile.step_ns,
     )
 
@@ -127,7 +132,9 @@ def keep_all(profile: Profile) -> memory.Simulation:
 
 
 def describe_event(profile: Profile, position: int) -> str:
-    """The event at which memory is highest, in words."""
+    """The event at which memory is highest, in words. Past the profile's own is the optimizer's step."""
+    if position == len(profile.events):
+        return "optimizer.step, after the backward pass"
     if not 0 <= position < len(profile.events):
         return "the start of the step"
     for kind, index in reversed(profile.events[: position + 1]):

@@ -60,6 +60,8 @@ def profile_table(profile: Profile) -> str:
             table.add_row(layer.path or "(model)", layer.kind, size, ns)
     fixed = ", ".join(f"{kind} {show_bytes(size)}" for kind, size in profile.fixed.model_dump().items() if size)
     foot = [f"fixed: {fixed}", f"plain peak {show_bytes(profile.peak_bytes)}"]
+    if profile.optimizer_workspace:
+        foot.append(f"the optimizer's step needs {show_bytes(profile.optimizer_workspace)} on top of its state")
     if profile.not_replayable:
         foot.append(f"not replayable, so kept: {len(profile.not_replayable)} operators")
     if profile.loss_guessed:
