@@ -8,6 +8,7 @@ optimizer is only read.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -188,6 +189,8 @@ def _tried(groups: Groups, make: Callable[[Groups], Optimizer], device: torch.de
     parameters = list(chain.from_iterable(group["params"] for group in groups))
     scale = max(2, -(-sum(p.numel() for p in parameters) // _STAND_INS))
     states = random_states()
+    collects = gc.isenabled()
+    gc.disable()  # garbage of earlier measurements, freed while the meter is on, would count
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -198,6 +201,8 @@ def _tried(groups: Groups, make: Callable[[Groups], Optimizer], device: torch.de
         return None
     finally:
         restore_random(states)
+        if collects:
+            gc.enable()
     # Most that is there per parameter whatever its size: some numbers, or what the allocator rounds up.
     slack = 8 * _device.rounded(device, 8) * (len(parameters) + 64)
     state, workspace = two.state - one.state, two.workspace - one.workspace

@@ -141,7 +141,35 @@ def _backward(model: nn.Module, sample: Any) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.Muon])
+class Steady(torch.optim.Optimizer):
+    """Made as torch's own are; takes a buffer of 1000 bytes, whatever it steps."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Nothing else."""
+        torch.empty(250)
+
+
+class Gram(Steady):
+    """Takes the products of a matrix's shorter side."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Keep a first gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if not self.state[p]:
+                    self.state[p]["kept"] = p.grad.clone()
+                p.grad @ p.grad.T if p.shape[0] < p.shape[1] else p.grad.T @ p.grad
+
+
+def test_what_does_not_grow_is_not_scaled() -> None:
+    assert footprint(uneven_mlp()[0], Steady(uneven_mlp()[0].parameters()))[:2] == (0, 1000)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.Muon, Gram])
 def test_work_on_matrices_is_not_scaled_from_small_ones(make: Any) -> None:
     """Rows, columns and products of matrices do not grow with the number of elements."""
     model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 512, bias=False))
