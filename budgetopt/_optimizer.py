@@ -232,6 +232,7 @@ def _stepped(
             if late:
                 _make_late(optimizer)
             step(optimizer)
+    optimizer.state.clear()  # now: torch's first step leaves a cycle, and later meters would see the state go
     return _Trial(state=peak.left, workspace=peak.above - peak.left, size=size)
 
 
