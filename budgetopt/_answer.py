@@ -9,6 +9,7 @@ from budgetopt._fingerprint_digest import digest
 from budgetopt._numbering import Numbering
 from budgetopt._plan import Decision, Plan, Prediction, RegionPlan, compress
 from budgetopt._problem import CHOICES, describe_event
+from budgetopt._reserved import reserved_bytes
 from budgetopt._schema import Profile
 from budgetopt.solvers.problem import OUTSIDE, Choice, Problem, Solution
 
@@ -40,6 +41,7 @@ def to_plan(
             overhead=solution.cost_ns / profile.step_ns if profile.step_ns else 0.0,
             extra_ns=solution.cost_ns,
             peak_at=describe_event(profile, solution.peak_event),
+            reserved_bytes=reserved_bytes(profile, problem, solution.choices),
         ),
         solver=solution.solver,
         status=solution.status,

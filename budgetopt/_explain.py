@@ -117,9 +117,11 @@ def plan_table(plan: Plan) -> str:
         why = f"{show_ns(ns * MEGABYTE // dropped)} per MB freed" if dropped else "stored in half the bytes"
         table.add_row(label, show_bytes(kept), show_bytes(dropped), show_bytes(sizes["fp16"]), show_ns(ns), why)
     predicted = plan.predicted
+    size = show_bytes(predicted.reserved_bytes)
+    reserved = f"the allocator reserves about {size}; " if predicted.reserved_bytes else ""
     foot = (
         f"what is not named is kept whole. Predicted peak {show_bytes(predicted.peak_bytes)} at {predicted.peak_at}; "
-        f"plain {show_bytes(predicted.plain_peak_bytes)}; extra time {predicted.overhead:.1%} of a step; "
+        f"plain {show_bytes(predicted.plain_peak_bytes)}; {reserved}extra time {predicted.overhead:.1%} of a step; "
         f"{plan.solver}, {plan.status}, gap {plan.gap:.1%}. plan.explain(layer) says why, value by value"
     )
     return text_of(table) + foot

@@ -21,7 +21,8 @@ from budgetopt._arguments import (
     plan_path,
 )
 from budgetopt._errors import OverBudgetError
-from budgetopt._fixed import bytes_there, device_of, require_plannable
+from budgetopt._fixed import device_of, require_plannable
+from budgetopt._optimizer import bytes_there
 from budgetopt._plan import Plan
 from budgetopt._profile import profile
 from budgetopt._report import fit_line
@@ -71,8 +72,8 @@ def fit(
         step: ``step(model, sample) -> scalar loss``, for whatever a loss on the output can't express.
         loss: ``loss(output) -> scalar``; by default ``output.loss`` or ``output["loss"]``, else the sum of the
             means of the outputs that require grad.
-        optimizer: an instance (its state is measured or derived), a name such as ``"adamw"`` or
-            ``"sgd+momentum"`` (reserved), or None (nothing reserved).
+        optimizer: an instance or a name such as ``"adamw"`` or ``"sgd+momentum"``: its state is reserved and its step
+            counted; None: nothing is.
         allow: choices that may be made; without ``"fp16"`` gradients are bit for bit as before.
         exclude: paths of modules (as in ``named_modules``) that are left alone.
         plan: path of a JSON file; made if missing, used if it fits, never overwritten if it belongs elsewhere.

@@ -1,9 +1,9 @@
-"""Bytes that are there during the whole step: parameters, buffers, gradients, sample, optimizer state."""
+"""Bytes that are there during the whole step: parameters, buffers, gradients, sample."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -14,20 +14,6 @@ from budgetopt._operators import is_plain
 from budgetopt._sample import tensors_in
 from budgetopt._schema import Fixed
 from budgetopt._state import leaves
-
-_COPIES: Final = {
-    "adamw": 2,
-    "adam": 2,
-    "nadam": 2,
-    "radam": 2,
-    "adamax": 2,
-    "sgd": 0,
-    "sgd+momentum": 1,
-    "rmsprop": 1,
-    "adagrad": 1,
-    "lion": 1,
-}
-"""Copies of every trainable parameter that the optimizer's state holds."""
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -123,50 +109,3 @@ class Resident:
             optimizer=optimizer_bytes,
             sample=self.sample,
         )
-
-
-def optimizer_bytes(model: torch.nn.Module, optimizer: Any) -> int:
-    """Bytes of state that the optimizer holds, or will hold after its first step.
-
-    Args:
-        optimizer: None (nothing), a name of :data:`_COPIES`, or an instance: its state is measured or,
-            before its first step, derived from its class.
-
-    Raises:
-        ProfileError: unknown name, or an instance whose state can't be derived.
-    """
-    if optimizer is None:
-        return 0
-    if isinstance(optimizer, str):
-        return _reserved([p for p in model.parameters() if p.requires_grad], optimizer.lower())
-    if isinstance(optimizer, torch.optim.Optimizer):
-        held = _held(optimizer, device_of(model))
-        if held:
-            return held
-        name = type(optimizer).__name__.lower()
-        if name == "sgd" and any(group.get("momentum") for group in optimizer.param_groups):
-            name = "sgd+momentum"
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        return _reserved(parameters, name)
-    raise ProfileError(f"optimizer={optimizer!r} is neither an optimizer, nor one of {sorted(_COPIES)}, nor None")
-
-
-def bytes_there(model: torch.nn.Module, sample: Any, optimizer: Any) -> int:
-    """Bytes of a step that are taken before it begins: what is free does not count them, a budget does."""
-    state = _held(optimizer, device_of(model)) if isinstance(optimizer, torch.optim.Optimizer) else 0
-    return Resident(model, sample).fixed(state).total
-
-
-def _held(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    held = [t for state in optimizer.state.values() for t in tensors_in(state) if t.device == device]
-    return sum(_device.rounded(device, t.untyped_storage().nbytes()) for t in held)
-
-
-def _reserved(parameters: list[torch.nn.Parameter], name: str) -> int:
-    if name not in _COPIES:
-        raise ProfileError(
-            f"budgetopt does not know how much state the optimizer {name!r} holds: run one step of it first and "
-            f"pass the instance, or name the nearest of {sorted(_COPIES)}, or pass None and use headroom="
-        )
-    copies = _COPIES[name]
-    return sum(copies * _device.rounded(p.device, p.untyped_storage().nbytes()) for p in parameters)

@@ -9,7 +9,8 @@ import torch
 
 from budgetopt import _apply, _device, _fingerprint
 from budgetopt._errors import BudgetOptError
-from budgetopt._fixed import Resident, device_of, optimizer_bytes, require_module
+from budgetopt._fixed import Resident, device_of, require_module
+from budgetopt._optimizer import state_bytes
 from budgetopt._plan import Plan
 from budgetopt._schema import Measurement
 from budgetopt._state import untouched
@@ -79,7 +80,7 @@ def measure(
     how = Step(sample, loss, step)
     with untouched(model, sample):
         resident = Resident(model, sample)
-        reserve = optimizer_bytes(model, optimizer)
+        reserve = state_bytes(model, optimizer)
         runs = [run_once(model, how, resident, reserve) for _ in range(steps)]
     times = sorted(run.ns for run in runs)
     return Measurement(

@@ -52,7 +52,9 @@ class RegionPlan(Strict):
 
 
 class Prediction(Strict):
-    """What the referee says of a plan. `overhead` is extra time ÷ plain step time."""
+    """What the referee says of a plan. `overhead` is extra time ÷ plain step time; `reserved_bytes` what the caching
+    allocator would reserve (CUDA; 0 elsewhere, and in plans of older versions).
+    """
 
     peak_bytes: int
     plain_peak_bytes: int
@@ -60,6 +62,7 @@ class Prediction(Strict):
     overhead: float
     extra_ns: int
     peak_at: str
+    reserved_bytes: int = 0
 
 
 class Verification(Strict):

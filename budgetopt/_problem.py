@@ -33,7 +33,7 @@ def to_problem(
     exclude: Iterable[str] = (),
     kept: frozenset[tuple[int, int]] = frozenset(),
 ) -> Problem:
-    """The program's view of a profile.
+    """The program's view of a profile: its operators and events, and the optimizer's step as one more of both.
 
     Args:
         budget: bytes, headroom already taken off. allow: choices that may be made. exclude: paths of
@@ -67,15 +67,20 @@ def to_problem(
         for i, v in enumerate(profile.values)
     )
     regions = _regions(profile)
+    operators = _operators(profile, regions, "recompute" in allowed)
+    events = [Event(Kind(kind), index) for kind, index in profile.events]
+    if profile.optimizer_workspace:
+        events.append(Event(Kind.RUN, len(operators)))
+        operators.append(Operator(workspace=profile.optimizer_workspace))
     return Problem(
         budget=budget,
         resident=profile.fixed.total,
         storages=profile.storages,
         values=values,
-        operators=_operators(profile, regions, "recompute" in allowed),
+        operators=tuple(operators),
         handles=profile.handles,
         regions=regions,
-        events=tuple(Event(Kind(kind), index) for kind, index in profile.events),
+        events=tuple(events),
         step_ns=profile.step_ns,
     )
 
@@ -96,10 +101,10 @@ def _crossing(profile: Profile) -> set[int]:
     }
 
 
-def _operators(profile: Profile, regions: tuple[Region, ...], recompute: bool) -> tuple[Operator, ...]:
+def _operators(profile: Profile, regions: tuple[Region, ...], recompute: bool) -> list[Operator]:
     """Operators as solvers see them. Equal regions run equal operators: what differs in their times is noise."""
     times = {i: ns for kind in _alike(profile, regions) for i, ns in _medians(profile, kind)}
-    return tuple(
+    return [
         Operator(
             region=o.region,
             time_ns=times.get(i, o.time_ns) + profile.replay_ns,
@@ -111,7 +116,7 @@ def _operators(profile: Profile, regions: tuple[Region, ...], recompute: bool) -
             replayable=not o.blocked and recompute,
         )
         for i, o in enumerate(profile.operators)
-    )
+    ]
 
 
 def _alike(profile: Profile, regions: tuple[Region, ...]) -> Iterable[list[RegionRecord]]:
@@ -149,7 +154,9 @@ def keep_all(profile: Profile) -> memory.Simulation:
 
 
 def describe_event(profile: Profile, position: int) -> str:
-    """The event at which memory is highest, in words."""
+    """The event at which memory is highest, in words. Past the profile's own is the optimizer's step."""
+    if position == len(profile.events):
+        return "optimizer.step, after the backward pass"
     if not 0 <= position < len(profile.events):
         return "the start of the step"
     for kind, index in reversed(profile.events[: position + 1]):

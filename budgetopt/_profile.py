@@ -16,7 +16,8 @@ import torch
 from budgetopt import _apply, _fingerprint
 from budgetopt._calibrate import codec_clock, own_costs
 from budgetopt._errors import ProfileError
-from budgetopt._fixed import Resident, device_of, optimizer_bytes, require_plannable
+from budgetopt._fixed import Resident, device_of, require_plannable
+from budgetopt._optimizer import Footprint, footprint
 from budgetopt._passes import Pass, run_taped
 from budgetopt._problem import keep_all
 from budgetopt._regions import Survey, find_regions, layers, survey
@@ -42,7 +43,8 @@ def profile(
     Args:
         model: a live model on one device. sample: what its forward takes (a tensor, a tuple or list of
             positional arguments, a mapping of named ones). step, loss: see :func:`budgetopt.fit`.
-        optimizer: an instance, a name, or None; its state is reserved as fixed bytes.
+        optimizer: an instance, a name, or None; its state is reserved as fixed bytes, and its step
+            is the last operator of the profiled one.
 
     Returns:
         operators with time (ns) and workspace (bytes), values, handles and events of the step.
@@ -55,7 +57,7 @@ def profile(
     how = Step(sample, loss, step)
     with _without_plan(model), untouched(model, sample):
         resident = Resident(model, sample)
-        reserve = optimizer_bytes(model, optimizer)
+        reserve = footprint(model, optimizer)
         states = random_states()
         found = survey(model, how, resident.identities)
         paths = find_regions(model, found)
@@ -64,7 +66,7 @@ def profile(
             return run_taped(model, Step(part, loss, step), resident, paths, states, metered=metered)
 
         memory = run(sample)
-        other_sizes = measure_smaller(sample, memory, resident.fixed(reserve), run)
+        other_sizes = measure_smaller(sample, memory, resident.fixed(reserve.state), run)
         clock = run(sample, metered=False)
         done = _assemble(model, how, resident, reserve, found, memory, clock)
         done = done.model_copy(update=dict(zip(("batch", "smaller", "one_size"), other_sizes, strict=True)))
@@ -88,7 +90,7 @@ def _assemble(
     model: torch.nn.Module,
     how: Step,
     resident: Resident,
-    reserve: int,
+    reserve: Footprint,
     found: Survey,
     memory: Pass,
     clock: Pass,
@@ -106,7 +108,7 @@ def _assemble(
     done = Profile(
         environment=_fingerprint.environment(resident.device, resident.gradient > 0),
         fingerprint=_fingerprint.take(model, how.sample),
-        fixed=resident.fixed(reserve),
+        fixed=resident.fixed(reserve.state),
         regions=tuple(records),
         operators=tuple(operators),
         storages=tuple(memory.tape.sizes),
@@ -118,6 +120,8 @@ def _assemble(
         step_ns=sum(o.time_ns for o in operators),
         loss_guessed=how.guessed,
         not_replayable=blocked,
+        optimizer_workspace=reserve.workspace,
+        optimizer_kind=reserve.kind,
     )
     for run in (memory, clock):
         run.tape.release()

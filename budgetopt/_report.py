@@ -30,13 +30,22 @@ def fit_line(plan: Plan, *, reused: bool, notes: list[str]) -> str:
     else:
         parts.append(f"about {predicted.overhead:+.1%} step time")
         parts.append(_exactness(plan))
-    if measured and measured.reserved_bytes:
-        parts.append(f"the allocator reserved {show_bytes(measured.reserved_bytes)}")
+    if predicted.reserved_bytes or (measured and measured.reserved_bytes):
+        parts.append(_reserved(plan))
     if plan.drops:
         parts.append(f"{plan.solver}, gap {plan.gap:.1%}")
     if reused:
         parts.append("saved plan reused")
     return "budgetopt: " + "; ".join([*parts, *notes])
+
+
+def _reserved(plan: Plan) -> str:
+    predicted = f"predicted {show_bytes(plan.predicted.reserved_bytes)}" if plan.predicted.reserved_bytes else ""
+    if plan.measured is None or not plan.measured.reserved_bytes:
+        return f"{predicted} reserved by the allocator"
+    return f"the allocator reserved {show_bytes(plan.measured.reserved_bytes)}" + (
+        f" ({predicted})" if predicted else ""
+    )
 
 
 def _exactness(plan: Plan) -> str:
@@ -60,6 +69,8 @@ def profile_table(profile: Profile) -> str:
             table.add_row(layer.path or "(model)", layer.kind, size, ns)
     fixed = ", ".join(f"{kind} {show_bytes(size)}" for kind, size in profile.fixed.model_dump().items() if size)
     foot = [f"fixed: {fixed}", f"plain peak {show_bytes(profile.peak_bytes)}"]
+    if profile.optimizer_workspace:
+        foot.append(f"the optimizer's step needs {show_bytes(profile.optimizer_workspace)} on top of its state")
     if profile.not_replayable:
         foot.append(f"not replayable, so kept: {len(profile.not_replayable)} operators")
     if profile.loss_guessed:

@@ -8,8 +8,10 @@ from pathlib import Path
 from budgetopt import _fingerprint
 from budgetopt._arguments import CHOICES
 from budgetopt._errors import OverBudgetError, PlanMismatchError
-from budgetopt._fixed import Resident, optimizer_bytes
+from budgetopt._fixed import Resident
+from budgetopt._optimizer import Footprint, footprint
 from budgetopt._plan import Plan
+from budgetopt._problem import keep_all
 from budgetopt._schema import Profile
 from budgetopt._trial import Job, verify
 from budgetopt._units import show_bytes
@@ -30,14 +32,13 @@ class Saved:
         self.plan = plan
         resident = Resident(job.model, job.steps[0].sample)
         profile = plan.profile
-        optimizer = optimizer_bytes(job.model, job.optimizer)
-        self._same_optimizer = optimizer == profile.fixed.optimizer
+        known = Footprint(profile.fixed.optimizer, profile.optimizer_workspace, profile.optimizer_kind)
+        optimizer = footprint(job.model, job.optimizer, known)
+        self._same_optimizer = optimizer[:2] == known[:2]
         self._same_place = not _fingerprint.differs(plan.fingerprint, now) and plan.environment == (
             _fingerprint.environment(resident.device, resident.gradient > 0)
         )
-        fixed = profile.fixed.model_copy(update={"optimizer": optimizer})
-        more = optimizer - profile.fixed.optimizer
-        self._updated = profile.model_copy(update={"fixed": fixed, "peak_bytes": profile.peak_bytes + more})
+        self._updated = profile if self._same_optimizer else _with_optimizer(profile, optimizer)
 
     @property
     def profile(self) -> Profile | None:
@@ -72,6 +73,18 @@ class Saved:
             job.notes.append(f"made for {show_bytes(plan.budget_bytes)}, fits {show_bytes(job.budget)} too")
             return True
         return False
+
+
+def _with_optimizer(profile: Profile, optimizer: Footprint) -> Profile:
+    """The profile as it would be with another optimizer."""
+    changed = profile.model_copy(
+        update={
+            "fixed": profile.fixed.model_copy(update={"optimizer": optimizer.state}),
+            "optimizer_workspace": optimizer.workspace,
+            "optimizer_kind": optimizer.kind,
+        }
+    )
+    return changed.model_copy(update={"peak_bytes": keep_all(changed).peak})
 
 
 def find(job: Job, path: Path | None) -> Saved | None:

@@ -171,6 +171,8 @@ class Profile(Saved):
 
     `batch` is the first dimension that all tensors of the sample share, 0 if they do not; `smaller` the step
     at a smaller one, from which other batch sizes are predicted, or None and `one_size` says why.
+    `optimizer_workspace` is what the optimizer's step needs on top of its state, the gradients and what else is alive
+    after the backward pass; `optimizer_kind` tells for which optimizer that was found.
     `replay_ns` is what running one operator again costs beside the operator itself. `peak_bytes` is the
     plain step's peak, resident bytes included, as the referee predicts it.
     """
@@ -194,6 +196,8 @@ class Profile(Saved):
     peak_bytes: int = 0
     loss_guessed: bool = False
     not_replayable: dict[str, str] = {}
+    optimizer_workspace: int = 0
+    optimizer_kind: str = ""
 
     def __str__(self) -> str:
         from budgetopt._report import profile_table

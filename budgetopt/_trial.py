@@ -79,7 +79,17 @@ def verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
             return None
         proven += proof.proven
         restore_random(states)
-        runs.append(run_once(job.model, how, resident, found.fixed.optimizer, job.limit, pending=job.pending(found)))
+        runs.append(
+            run_once(
+                job.model,
+                how,
+                resident,
+                found.fixed.optimizer,
+                job.limit,
+                pending=job.pending(found),
+                workspace=found.optimizer_workspace,
+            )
+        )
     worst = max(runs, key=lambda run: run.peak)
     if worst.peak > job.limit:
         _note_excess(job, plan, worst)

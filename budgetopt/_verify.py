@@ -40,7 +40,13 @@ class Proof:
 
 
 def run_once(
-    model: torch.nn.Module, how: Step, resident: Resident, reserve: int, limit: int | None = None, pending: int = 0
+    model: torch.nn.Module,
+    how: Step,
+    resident: Resident,
+    reserve: int,
+    limit: int | None = None,
+    pending: int = 0,
+    workspace: int = 0,
 ) -> Run:
     """One step of the model as it is, measured. Gradients start as `resident` found them.
 
@@ -48,6 +54,7 @@ def run_once(
         reserve: bytes of the optimizer's state, `pending` of them not there yet.
         limit: bytes that the device's allocator must do with, where it can be told so; a step that dies of it
             has a peak over `limit`.
+        workspace: bytes that the optimizer's step needs on top of what this one leaves: it is added, not run.
     """
     fresh_gradients(resident.without)
     kind, device = _device.backend(resident.device), resident.device
@@ -56,7 +63,7 @@ def run_once(
     with kind.capped(device, None if limit is None else limit - pending) as died, kind.meter(device, False) as peak:
         loss = float(how.run(model))
     fresh_gradients(resident.without)
-    above = fixed + peak.above
+    above = fixed + max(peak.above, peak.left + workspace)
     return Run(
         peak=max(above, limit + 1) if died and limit is not None else above,
         ns=peak.ns,

@@ -1,5 +1,6 @@
 """Which values to keep, recompute or store in fp16: the problem, the referee and the solvers. No torch."""
 
+from .caching import Reserved, reserved
 from .errors import InfeasibleError, SolverError
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
 from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Solution, Value
@@ -17,6 +18,7 @@ __all__ = [
     "Operator",
     "Problem",
     "Region",
+    "Reserved",
     "Simulation",
     "Solution",
     "SolverError",
@@ -28,6 +30,7 @@ __all__ = [
     "minimum",
     "normalise",
     "regions",
+    "reserved",
     "simulate",
     "solve",
     "window_peaks",

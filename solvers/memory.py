@@ -127,13 +127,29 @@ def _legal(line: Timeline, v: int, value: Value, choice: Choice) -> Choice:
 def hold(problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: list[int]) -> list[int]:
     """Book kept storages and generator states beyond the user's own use of them, in ``deltas``.
 
+    Returns until when (an event) each value that is not kept may still be asked for; -1 where no replay can want it.
+    """
+    until, states, wanted = holds(problem, line, chosen)
+    for i, end in states:
+        _add(deltas, problem.operators[i].rng_bytes, line.run_at[i], end)
+    for storage, end in until.items():
+        if line.born_at[storage] < len(deltas) and end > line.die_at[storage]:
+            _add(deltas, problem.storages[storage], line.die_at[storage], end)
+    return wanted
+
+
+def holds(
+    problem: Problem, line: Timeline, chosen: Sequence[Choice]
+) -> tuple[dict[int, int], list[tuple[int, int]], list[int]]:
+    """Until when (events) the executor holds storages, by number, and generator states, as (operator, end).
+
     One pass against the order of the forward: an operator may be replayed for as long as something that
-    it makes, and that is not kept, may still be asked for. Returns until when (an event) that is so for
-    each value that is not kept; -1 where no replay can want it.
+    it makes, and that is not kept, may still be asked for. Until when that is so for each value is third.
     """
     keep = Choice.KEEP
     wanted = [at if choice == Choice.RECOMPUTE else -1 for at, choice in zip(line.released_at, chosen, strict=True)]
     until: dict[int, int] = {}
+    states: list[tuple[int, int]] = []
     for v, choice in enumerate(chosen):
         if choice == keep and line.saved[v]:
             _extend(until, problem.values[v].storage, line.released_at[v])
@@ -142,16 +158,14 @@ def hold(problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: lis
         end = max(wanted[w] if chosen[w] != keep else -1 for w in operator.writes)
         if end < 0:
             continue
-        _add(deltas, operator.rng_bytes, line.run_at[i], end)
+        if operator.rng_bytes:
+            states.append((i, end))
         for u in line.reads[i]:
             if chosen[u] != keep and problem.values[u].region == operator.region:
                 wanted[u] = max(wanted[u], end)
             else:
                 _extend(until, problem.values[u].storage, end)
-    for storage, end in until.items():
-        if line.born_at[storage] < len(deltas) and end > line.die_at[storage]:
-            _add(deltas, problem.storages[storage], line.die_at[storage], end)
-    return wanted
+    return until, states, wanted
 
 
 def _extend(until: dict[int, int], storage: int, end: int) -> None:

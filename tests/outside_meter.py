@@ -39,6 +39,7 @@ def peak_bytes(
     step: Callable[[nn.Module, Any], Tensor] | None = None,
     hold_output: bool = True,
     warmup: int = 1,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> int:
     """Peak of forward + backward above what was resident before it, in bytes, as the allocator counts.
 
@@ -49,8 +50,10 @@ def peak_bytes(
         hold_output: the output lives through the backward, as in ``out = model(x); out.loss.backward()``;
             otherwise it goes first, as in ``model(x).loss.backward()``.
         step: ``step(model, sample)`` gives the scalar loss, in place of the call and ``loss``; it holds what it holds.
+        optimizer: it takes its step after the backward, too. State that it makes in the measured step is counted.
     """
-    return max(0, *running_bytes(model, sample, loss, step=step, hold_output=hold_output, warmup=warmup))
+    how: dict[str, Any] = {"step": step, "hold_output": hold_output, "warmup": warmup, "optimizer": optimizer}
+    return max(0, *running_bytes(model, sample, loss, **how))
 
 
 def running_bytes(
@@ -61,13 +64,14 @@ def running_bytes(
     step: Callable[[nn.Module, Any], Tensor] | None = None,
     hold_output: bool = True,
     warmup: int = 1,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> list[int]:
     """Bytes above those resident at the start, after every allocation and free of one step, in time order."""
     for _ in range(warmup):
-        _step(model, sample, loss, hold_output, step)
+        _step(model, sample, loss, hold_output, step, optimizer)
     gc.collect()
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _step(model, sample, loss, hold_output, step)
+        _step(model, sample, loss, hold_output, step, optimizer)
     running, total = [0], 0
     for change in _memory_events(profiler):
         total += change
@@ -80,6 +84,11 @@ def resident_bytes(model: nn.Module, sample: Any) -> int:
     tensors = [*model.parameters(), *model.buffers(), *_tensors(sample)]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the optimizer's state."""
+    return sum(t.untyped_storage().nbytes() for state in optimizer.state.values() for t in _tensors(state))
 
 
 def rss_peak_growth(builder: str, arguments: Mapping[str, Any] | None = None, *, warmup: int = 2) -> int:
@@ -123,6 +132,7 @@ def _step(
     loss: Callable[[Any], Tensor] | None = None,
     hold_output: bool = True,
     step: Callable[[nn.Module, Any], Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
     _clear(model)
     output = None if step is not None else _call(model, sample)
@@ -130,6 +140,8 @@ def _step(
     if not hold_output:
         del output
     value.backward()  # type: ignore[no-untyped-call]
+    if optimizer is not None:
+        optimizer.step()
     del value
     _clear(model)
 

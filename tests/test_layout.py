@@ -28,10 +28,18 @@ TORCH_FREE = (
     "_frontier",
     "_numbering",
     "_report",
+    "_reserved",
     "_cli",
     "__main__",
 )
-SOLVER_USERS = {"budgetopt", "budgetopt._problem", "budgetopt._solve", "budgetopt._fit", "budgetopt._frontier"}
+SOLVER_USERS = {
+    "budgetopt",
+    "budgetopt._problem",
+    "budgetopt._reserved",
+    "budgetopt._solve",
+    "budgetopt._fit",
+    "budgetopt._frontier",
+}
 SHARED_WORDS = {"budgetopt.solvers.problem", "budgetopt.solvers.memory"}  # kinds of event, size of the codec's buffer
 
 

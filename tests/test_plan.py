@@ -102,7 +102,7 @@ def test_another_optimizer_reserve_needs_no_new_profile(tmp_path: Path, counted:
     parameters = sum(p.numel() * 4 for p in model.parameters())
     budgetopt.fit(model, sample, budget + 2 * parameters, allow=EXACT, optimizer="adamw", plan=path)
     assert counted["profile"] == 1
-    assert Plan.load(path).profile.fixed.optimizer == 2 * parameters
+    assert Plan.load(path).profile.fixed.optimizer == 2 * parameters + 4 * len(list(model.parameters()))
 
 
 def test_another_sample_size_is_verified_again(tmp_path: Path, counted: dict[str, int]) -> None:
