@@ -8,7 +8,6 @@ from statistics import median_low
 from budgetopt._arguments import CHOICES as CHOICES
 from budgetopt._arguments import choices, layers
 from budgetopt._schema import Profile, RegionRecord
-from budgetopt._units import show_bytes
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import (
     OUTSIDE,
@@ -159,20 +158,20 @@ def describe_event(profile: Profile, position: int) -> str:
         return "optimizer.step, after the backward pass"
     if not 0 <= position < len(profile.events):
         return "the start of the step"
-    for kind, index in reversed(profile.events[: position + 1]):
+    for at in range(position, -1, -1):
+        kind, index = profile.events[at]
         if kind == Kind.RUN:
             operator = profile.operators[index]
-            where = f" in {operator.module}" if operator.module and not operator.backward else ""
+            layer = _saved_for(profile, at) if operator.backward else operator.module
             phase = "the backward pass" if operator.backward else "the forward pass"
-            return f"{operator.name}{where}, {phase}"
+            return f"{operator.name}, {phase}{f' of {layer}' if layer else ''}"
     return "the start of the step"
 
 
-def infeasible(problem: Problem, profile: Profile) -> tuple[int, str]:
-    """The smallest feasible peak (bytes) and, in words, what sets it."""
-    minimum, choices = memory.minimum(problem)
-    simulation = memory.simulate(problem, choices)
-    fixed = profile.fixed
-    parts = ", ".join(f"{show_bytes(size)} {kind}" for kind, size in fixed.model_dump().items() if size)
-    where = describe_event(profile, simulation.peak_event)
-    return minimum, f"at {where}; of it {show_bytes(fixed.total)} are always there ({parts})"
+def _saved_for(profile: Profile, position: int) -> str:
+    """The layer whose saved value the backward pass asked for last."""
+    for kind, index in reversed(profile.events[:position]):
+        if kind == Kind.UNPACK:
+            operator = profile.values[profile.handles[index]].operator
+            return "" if operator == OUTSIDE else profile.operators[operator].module
+    return ""

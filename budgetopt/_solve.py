@@ -9,8 +9,9 @@ from budgetopt import solvers
 from budgetopt._answer import to_plan
 from budgetopt._arguments import headroom_bytes, number
 from budgetopt._errors import BudgetOptError, InfeasibleBudgetError, SolverError
+from budgetopt._floor import infeasible
 from budgetopt._plan import Plan
-from budgetopt._problem import CHOICES, UNSEEN, infeasible, to_problem
+from budgetopt._problem import CHOICES, UNSEEN, to_problem
 from budgetopt._schema import Profile
 from budgetopt._units import parse_bytes, show_bytes
 from budgetopt.solvers.problem import Problem, Solution

@@ -38,15 +38,41 @@ def trace(
     return _Tracer(problem, choices, pieces or {}).actions()
 
 
+def alive(problem: Problem, choices: Sequence[Choice], event: int) -> dict[Name, int]:
+    """The blocks that are there when most bytes are during an event: bytes by what each was taken for."""
+    tracer = _Tracer(problem, choices, {})
+    there: dict[int, int] = {}
+    highest: dict[int, int] = {}
+    for action in tracer.actions():
+        if action.event > event:
+            break
+        if action.size < 0:
+            del there[action.block]
+            continue
+        there[action.block] = action.size
+        if action.event == event and sum(there.values()) > sum(highest.values()):
+            highest = dict(there)
+    highest = max(highest, there, key=lambda blocks: sum(blocks.values()))
+    found: dict[Name, int] = {}
+    for block, size in highest.items():
+        name = tracer.names[block]
+        found[name] = found.get(name, 0) + size
+    return found
+
+
 class _Tracer:
-    """Collects actions by event."""
+    """Collects actions by event.
+
+    Attributes:
+        names: what each block was taken for.
+    """
 
     def __init__(self, problem: Problem, choices: Sequence[Choice], pieces: Mapping[int, Sequence[int]]) -> None:
         self._problem, self._line, self._pieces = problem, timeline(problem), pieces
         self._chosen = normalise(problem, choices)
         self._events: list[list[Action]] = [[] for _ in problem.events]
         self._open: dict[Name, tuple[int, int]] = {}
-        self._count = 0
+        self.names: list[Name] = []
 
     def actions(self) -> tuple[Action, ...]:
         self._storages()
@@ -96,8 +122,8 @@ class _Tracer:
 
     def take(self, at: int, name: Name, size: int) -> None:
         """A new block; nobody takes one of no bytes."""
-        self._open[name] = self._count, size
-        self._count += 1
+        self._open[name] = len(self.names), size
+        self.names.append(name)
         if size:
             self._events[at].append(Action(at, self._open[name][0], size))
 

@@ -28,6 +28,7 @@ TORCH_FREE = (
     "_frontier",
     "_numbering",
     "_report",
+    "_floor",
     "_reserved",
     "_cli",
     "__main__",
@@ -35,6 +36,7 @@ TORCH_FREE = (
 SOLVER_USERS = {
     "budgetopt",
     "budgetopt._problem",
+    "budgetopt._floor",
     "budgetopt._reserved",
     "budgetopt._solve",
     "budgetopt._fit",
