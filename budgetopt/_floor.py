@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from budgetopt._problem import describe_event
 from budgetopt._schema import Profile
 from budgetopt._units import show_bytes
-from budgetopt.solvers.memory import minimum, simulate
+from budgetopt.solvers.memory import simulate
 from budgetopt.solvers.problem import OUTSIDE, Choice, Kind, Problem
 from budgetopt.solvers.timeline import timeline
 from budgetopt.solvers.trace import Name, alive
@@ -21,12 +21,6 @@ _FIXED = {
 }
 _SMALL = 0.02
 """Share of the peak under which parts are told together."""
-
-
-def infeasible(problem: Problem, profile: Profile) -> tuple[int, str]:
-    """The smallest feasible peak (bytes) and, in words, what sets it."""
-    least, choices = minimum(problem)
-    return least, explain_peak(profile, problem, choices)
 
 
 def explain_peak(profile: Profile, problem: Problem, choices: Sequence[Choice]) -> str:

@@ -11,7 +11,6 @@ from budgetopt._errors import BudgetOptError
 from budgetopt._problem import CHOICES, UNSEEN, describe_event, to_problem
 from budgetopt._schema import FrontierPoint, Profile
 from budgetopt._solve import solution_for, solver_options
-from budgetopt.solvers import memory
 from budgetopt.solvers.problem import Problem, Solution
 
 
@@ -42,7 +41,7 @@ def frontier(
         raise BudgetOptError(f"points={points}: give two or more, the smallest budget and keep-everything are two")
     options = solver_options(solver, backend, time_limit, gap)
     problem = to_problem(profile, 0, allow=tuple(allow), exclude=tuple(exclude))
-    lowest = memory.minimum(problem)[0] + UNSEEN
+    lowest = solvers.smallest(problem, backend, time_limit).peak + UNSEEN
     highest = max(lowest, profile.peak_bytes + UNSEEN)
     budgets = [lowest + (highest - lowest) * number // (points - 1) for number in range(points)]
     found = []

@@ -9,12 +9,12 @@ from budgetopt import solvers
 from budgetopt._answer import to_plan
 from budgetopt._arguments import headroom_bytes, number
 from budgetopt._errors import BudgetOptError, InfeasibleBudgetError, SolverError
-from budgetopt._floor import infeasible
+from budgetopt._floor import explain_peak
 from budgetopt._plan import Plan
 from budgetopt._problem import CHOICES, UNSEEN, to_problem
 from budgetopt._schema import Profile
 from budgetopt._units import parse_bytes, show_bytes
-from budgetopt.solvers.problem import Problem, Solution
+from budgetopt.solvers.problem import Choice, Problem, Solution
 
 BACKENDS = ("auto", "cbc", "highs")
 SHORTEST = 1e-9
@@ -83,8 +83,7 @@ def solution_for(problem: Problem, profile: Profile, limit: int, options: dict[s
     try:
         return solvers.solve(problem, **options)
     except solvers.InfeasibleError as error:
-        minimum, floor = infeasible(problem, profile)
-        minimum = min(minimum, error.minimum)
+        minimum, floor = error.minimum, explain_peak(profile, problem, [Choice(c) for c in error.choices])
         spare = limit - problem.budget
         raise InfeasibleBudgetError(
             f"no plan fits {show_bytes(limit)}: the smallest feasible budget is {minimum + spare} bytes "

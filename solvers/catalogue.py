@@ -19,6 +19,8 @@ from .timeline import timeline
 Corrections = dict[Node, tuple[int, int]]
 """Bytes to add to the peaks of the two windows."""
 
+_CLOSE = 1e-3  # of the smallest need, between it and its bound
+_ROUNDS = 6  # of patterns for the smallest need
 _COLUMNS = 4000  # so many patterns, over all regions, go into one program at once
 
 
@@ -52,6 +54,11 @@ class Catalogue:
         measure(root, stages(problem).fixed, bare, _counted_twice(problem, found))
         return cls(problem, root, workshops)
 
+    def until(self, deadline: float) -> None:
+        """Let the workshops work until then."""
+        for workshop in self.workshops.values():
+            workshop.deadline = deadline
+
     def learn(self, choices: Sequence[Choice]) -> None:
         """Take over what a choice for the whole step does in each region."""
         for node, workshop in self.workshops.items():
@@ -70,7 +77,7 @@ class Catalogue:
                 bounds[key] = tried.bound
                 new |= tried.added
             total += bounds[key]
-        if isfinite(total):
+        if isfinite(total) and worth.time:
             self._bounds.append((total, worth.of_budget))
         return total, new
 
@@ -78,15 +85,32 @@ class Catalogue:
         """The largest proven lower bound of the cost of every choice within the budget."""
         return max([0, *(ceil(total - budget * price) for total, price in self._bounds)])
 
-    def worth(self, budget: int, picked: dict[Node, Pattern], backend: str, deadline: float) -> Worth | None:
+    def lowest(self, backend: str, deadline: float) -> dict[Node, Pattern]:
+        """Patterns with the smallest need, new ones made while their prices say that they would lower it."""
+        self.until(deadline)
+        for _ in range(_ROUNDS):
+            picks = self.recursion(limit=0)
+            need = picks.recursion.steps[0][0]
+            worth = self.worth(need, picks.within(0), backend, deadline, lowest=True)
+            if worth is None or monotonic() > deadline:
+                break
+            total, new = self.price(worth, exact=True)
+            if not new or need - total <= _CLOSE * need:
+                break
+        return self.recursion(limit=0).within(0)
+
+    def worth(
+        self, budget: int, picked: dict[Node, Pattern], backend: str, deadline: float, lowest: bool = False
+    ) -> Worth | None:
         """The prices of bytes over all known patterns; None if no mixture fits.
 
+        With ``lowest``, those of a program that looks for the smallest budget.
         Where patterns are many, the program begins with those picked and the ends of each node's, and gets
         those that its prices ask for.
         """
         known = {node: workshop.patterns for node, workshop in self.workshops.items()}
         few = sum(map(len, known.values())) <= _COLUMNS
-        master = Master(self.root, budget, backend)
+        master = Master(self.root, budget, backend, lowest)
         for node, patterns in known.items():
             ends = patterns[0], min(patterns, key=lambda p: (need(node, p), p)), min(patterns, key=lambda p: p.held)
             for pattern in patterns if few else (*ends, picked[node]):
@@ -154,15 +178,16 @@ def _shared(problem: Problem, found: Sequence[Part]) -> int:
 
 def _lingering(problem: Problem, found: Sequence[Part]) -> Iterator[int]:
     """At every event, storages that outlive a region's forward in any case, and yet count as held by the region."""
-    ends = _ends(problem)
-    held = set(stages(problem).inputs) | {problem.values[v].storage for v in timeline(problem).decided}
+    ends, decided = _ends(problem), {problem.values[v].storage for v in timeline(problem).decided}
+    read = {(problem.operators[i].region, storage) for storage, some in stages(problem).inputs.items() for i in some}
     deltas = [0] * (len(problem.events) + 1)
     for part in found:
-        for storage in {problem.values[v].storage for v in part.values} & held:
-            stop = min(ends[storage], part.backward.start)
-            if stop > part.forward.stop:
+        for storage in {problem.values[v].storage for v in part.values}:
+            held = storage in decided or (part.region, storage) in read
+            # What is there until the backward window begins counts for nobody.
+            if held and part.forward.stop < ends[storage] < part.backward.start:
                 deltas[part.forward.stop] += problem.storages[storage]
-                deltas[stop] -= problem.storages[storage]
+                deltas[ends[storage]] -= problem.storages[storage]
     return accumulate(deltas[:-1])
 
 

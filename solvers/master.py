@@ -24,22 +24,23 @@ _SCALE = 100.0  # the budget, in units of the program
 
 
 class Worth(NamedTuple):
-    """Prices in nanoseconds per byte.
+    """Prices in nanoseconds per byte, or in bytes per byte where time does not count.
 
     Attributes:
         windows: of the two windows of each region. gaps: of the gap inside each node, the root included.
         held: of what each region holds: the sum over all windows and gaps inside it.
-        cost_ns: of the best mixture of the known patterns.
+        cost: of the best mixture of the known patterns, in nanoseconds or bytes. time: what a nanosecond is worth.
     """
 
     windows: dict[Node, tuple[float, float]]
     gaps: dict[Node, float]
     held: dict[Node, float]
-    cost_ns: float
+    cost: float
+    time: float
 
     def prices(self, node: Node) -> Prices:
         """Of one region's bytes."""
-        return Prices(self.held[node], *self.windows[node])
+        return Prices(self.held[node], *self.windows[node], self.time)
 
     @property
     def of_budget(self) -> float:
@@ -56,10 +57,14 @@ class Worth(NamedTuple):
 
 
 class Master:
-    """The program over the patterns that are known of each node."""
+    """The program over the patterns that are known of each node.
 
-    def __init__(self, root: Node, budget: int, backend: str) -> None:
-        self._root, self._budget, self._backend = root, budget, backend
+    Args:
+        budget: bytes. lowest: look for the smallest budget instead, of which `budget` is an estimate.
+    """
+
+    def __init__(self, root: Node, budget: int, backend: str, lowest: bool = False) -> None:
+        self._root, self._budget, self._backend, self._lowest = root, budget, backend, lowest
         self._nodes = outside_in(root)
         self._columns: dict[Node, list[Pattern]] = {node: [] for node in self._nodes if node.part is not None}
 
@@ -72,17 +77,20 @@ class Master:
 
     def worth(self, seconds: float) -> Worth | None:
         """Solve; None if no mixture of the patterns fits, or no engine answers in time."""
-        program = _Linear(self._root, self._nodes, self._columns, self._budget)
+        program = _Linear(self._root, self._nodes, self._columns, self._budget, self._lowest)
         outcome = run(program.pulp, self._backend, seconds, 0.0)
         return program.worth(outcome) if outcome.found else None
 
 
 class _Linear:
-    def __init__(self, root: Node, nodes: Sequence[Node], columns: dict[Node, list[Pattern]], budget: int) -> None:
+    def __init__(
+        self, root: Node, nodes: Sequence[Node], columns: dict[Node, list[Pattern]], budget: int, lowest: bool
+    ) -> None:
         self.pulp = pulp.LpProblem("patterns", pulp.LpMinimize)
         self._nodes, self._budget, self._scale = nodes, budget, _SCALE / max(1, budget)
         self._count = self._height = 0
-        self._unit = max([1, *(p.cost_ns for some in columns.values() for p in some)])
+        self._lowest = self._new() if lowest else None
+        self._unit = float(max([1, *(p.cost_ns for some in columns.values() for p in some)]))
         self._rows: dict[str, tuple[Node, int]] = {}  # by name: windows 0 and 1, gap 2
         outer: dict[Node, pulp.LpVariable | None] = {root: None}
         self._costs: dict[pulp.LpVariable, float] = {}
@@ -93,6 +101,8 @@ class _Linear:
             self._at_most(node, 2, {around: 1.0} if around is not None else {}, node.gap)
             for child in node.inside:
                 outer[child] = around
+        if self._lowest is not None:
+            self._costs, self._unit = {self._lowest: 1.0}, 1.0 / self._scale
         self.pulp.setObjective(pulp.LpAffineExpression(self._costs))
 
     def worth(self, outcome: Outcome) -> Worth:
@@ -105,7 +115,7 @@ class _Linear:
         for node in reversed(self._nodes):
             held[node] = gaps[node] + sum(held[child] + sum(windows[child]) for child in node.inside)
         objective = sum(share * outcome.values[x.name] for x, share in self._costs.items())
-        return Worth(windows, gaps, held, objective * self._unit)
+        return Worth(windows, gaps, held, objective * self._unit, float(self._lowest is None))
 
     def _node(
         self,
@@ -127,8 +137,11 @@ class _Linear:
         return total
 
     def _at_most(self, node: Node, kind: int, terms: dict[pulp.LpVariable, float], constant: int) -> None:
+        size = self._budget - constant
+        if self._lowest is not None:
+            terms, size = {**terms, self._lowest: -1.0}, -constant
         if terms:
-            name = self._row(terms, pulp.LpConstraintLE, (self._budget - constant) * self._scale)
+            name = self._row(terms, pulp.LpConstraintLE, size * self._scale)
             self._rows[name] = node, kind
 
     def _new(self) -> pulp.LpVariable:

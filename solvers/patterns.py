@@ -52,15 +52,19 @@ class Pattern(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """Nanoseconds per byte: of what is held, and of the peaks of the two windows."""
+    """What bytes are worth, in nanoseconds each: those that are held, and those of the peaks of the two windows.
+
+    ``time`` is the worth of a nanosecond: 1, or 0 where bytes alone count.
+    """
 
     held: float
     forward: float
     backward: float
+    time: float = 1.0
 
     def of(self, pattern: Pattern) -> tuple[float, Pattern]:
         """What a pattern costs with its bytes; equal ones in a fixed order."""
-        return pattern.cost_ns + sum(map(mul, self, pattern[1:4])), pattern
+        return self.time * pattern.cost_ns + sum(map(mul, self[:3], pattern[1:4])), pattern
 
 
 class Tried(NamedTuple):
@@ -81,11 +85,12 @@ class Workshop:
 
     Attributes:
         patterns: those found, none of them worse than another one in everything.
+        deadline: time.monotonic() after which no program is begun.
         bare: (forward, backward), the highest bytes in each window if nothing is stored or made again.
     """
 
     def __init__(self, part: Part, backend: str, deadline: float) -> None:
-        self._alone, self._backend, self._deadline = part.alone, backend, deadline
+        self._alone, self._backend, self.deadline = part.alone, backend, deadline
         self._spans = part.inner_forward, part.inner_backward
         self._rows = stages(part.alone)
         self._sized = replace(part.alone, budget=max(1, *self._rows.tops()))
@@ -117,7 +122,7 @@ class Workshop:
         """The first patterns: the two ends, the smallest peak, and the cheapest under bounds on bytes."""
         for choice in Choice:
             self.add([choice] * len(self._alone.values))
-        self.add(minimum(self._alone, deadline=self._deadline)[1])
+        self.add(minimum(self._alone, deadline=self.deadline)[1])
         most = max(p.held for p in self.patterns)
         step = most // max(4, min(_CAPS, _EVENTS // len(self._alone.events))) + 1
         cap = most - 1
@@ -167,7 +172,7 @@ class Workshop:
         return max(range(start, stop), key=lambda at: (peaks[at], -at))
 
     def _try(self, prices: Prices, held: int | None = None, cuts: Collection[int] = ()) -> Tried:
-        left = min(_SECONDS, self._deadline - monotonic())
+        left = min(_SECONDS, self.deadline - monotonic())
         if left <= 0:
             return Tried(-inf, False, None)
         program = _Weighed(self._sized, self._rows, self._spans, prices)
@@ -194,7 +199,7 @@ class Workshop:
             before = best
             for v in self._moving:
                 for choice in self._legal(v):
-                    if choice != best.choices[v] and tries > 0 and monotonic() < self._deadline:
+                    if choice != best.choices[v] and tries > 0 and monotonic() < self.deadline:
                         tries -= 1
                         changed = (*best.choices[:v], choice, *best.choices[v + 1 :])
                         best = min(best, self.score(changed), key=prices.of)
@@ -236,10 +241,10 @@ class _Weighed(Program):
         self.held = self.new(upper=None)
         end = rows.at(spans[1].start - 1)
         self.row({**self.bytes_at(end, {}), self.held: -1.0}, LE, 0.0)
-        if prices.held:
-            self.times[self.held] = prices.held / self.scale
+        self._time = prices.time
+        self._bytes = {self.held: prices.held / self.scale}
         self._peaks: list[tuple[Span, pulp.LpVariable]] = []
-        for span, price in zip(spans, prices[1:], strict=True):
+        for span, price in zip(spans, prices[1:3], strict=True):
             if price:
                 self._weigh(span, price)
 
@@ -250,6 +255,11 @@ class _Weighed(Program):
             if span.start <= stage.start < span.stop:
                 self.row({**terms, peak: -1.0}, LE, -stage.constant * self.scale)
 
+    def close(self) -> pulp.LpProblem:
+        """The program, ready for an engine; its objective is time and bytes, at their prices."""
+        self.times = (self.times if self._time else {}) | {x: price for x, price in self._bytes.items() if price}
+        return super().close()
+
     def hold_at_most(self, size: int) -> None:
         """Bound the bytes between the passes."""
         self.row({self.held: 1.0}, LE, size * self.scale)
@@ -257,7 +267,7 @@ class _Weighed(Program):
     def _weigh(self, span: Span, price: float) -> None:
         """Put a price on the peak of a window, in nanoseconds per byte; what no choice changes is part of it."""
         peak = self.new(upper=None)
-        self.times[peak] = price / self.scale
+        self._bytes[peak] = price / self.scale
         self._peaks.append((span, peak))
         inside = tuple(_clipped(row, span, self.stages.fixed) for row in self.stages.rows if _meet(row, span))
         for row in binding(replace(self.stages, rows=inside), 0):

@@ -26,6 +26,7 @@ from .problem import Choice, Problem, Solution
 
 _ENGINES = {"highs": "HiGHS", "cbc": "CBC"}
 _CONVERGED = 0.2  # of the gap asked for, between the cost of the best mixture and its bound
+_SEARCHING = 0.5  # of the time limit, at least, is left for the search when the first patterns are made
 _PRICED = 6  # budgets of a frontier for which bytes are priced
 _FILLS = 3  # rounds of looking beside the patterns that were picked
 _ROUNDS = 12  # of prices and new patterns at most
@@ -46,10 +47,10 @@ def regions(problem: Problem, backend: str = "auto", time_limit: float = 10.0, g
     kept = simulate(problem, [Choice.KEEP] * len(problem.values))
     if kept.peak <= problem.budget and kept.cost_ns == 0:
         return answer(problem, kept, "regions", "optimal")
-    catalogue = Catalogue.of(problem, backend, deadline)
+    catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
     if catalogue is None:
         return ilp(problem, backend, time_limit, gap)
-    found = _Search(problem, catalogue, backend, deadline, gap).solve()
+    found = _Search(problem, catalogue, backend, deadline, gap).solve(time_limit)
     return _judged(problem, found, catalogue, engine, gap)
 
 
@@ -63,10 +64,11 @@ def frontier(
     """
     engine = order(backend)[0]
     deadline = monotonic() + time_limit
-    catalogue = Catalogue.of(problem, backend, deadline)
+    catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
     if catalogue is None:
         return [ilp(replace(problem, budget=b), backend, time_limit / len(budgets), gap) for b in budgets]
     catalogue.learn(minimum(problem, deadline=deadline)[1])
+    catalogue.lowest(backend, deadline)
     picks = catalogue.recursion()
     for number in range(_PRICED):
         budget = sorted(budgets)[number * len(budgets) // _PRICED]
@@ -76,6 +78,23 @@ def frontier(
     picks = catalogue.recursion()
     found = [(budget, simulate(problem, catalogue.choices(picks.within(budget)))) for budget in budgets]
     return [_judged(replace(problem, budget=budget), one, catalogue, engine, gap) for budget, one in found]
+
+
+def smallest(problem: Problem, backend: str = "auto", time_limit: float = 10.0) -> Simulation:
+    """The choice with the smallest peak that is found; an upper bound of the smallest that there is.
+
+    Raises:
+        SolverError: ``backend`` is unknown.
+    """
+    order(backend)
+    deadline = monotonic() + time_limit
+    best = simulate(problem, minimum(problem, deadline=deadline)[1])
+    catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
+    if catalogue is None:
+        return best
+    catalogue.learn(best.choices)
+    found = simulate(problem, catalogue.choices(catalogue.lowest(backend, deadline)))
+    return min(best, found, key=lambda one: one.peak)
 
 
 def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, engine: str, gap: float) -> Solution:
@@ -92,11 +111,20 @@ class _Search:
         self._deadline, self._gap = deadline, gap
         self._picked: dict[Node, Pattern] = {}
 
-    def solve(self) -> Simulation:
-        """Recursion, prices, new patterns, until the bound is met or nothing helps; then the referee's rounds."""
+    def solve(self, patience: float) -> Simulation:
+        """Recursion, prices, new patterns, until the bound is met or nothing helps; then the referee's rounds.
+
+        Args:
+            patience: seconds beyond the deadline to look for a choice that fits, where none is known.
+        """
+        self._catalogue.until(self._deadline)
         best = self._pick()
         if best.peak > self._problem.budget:
             self._catalogue.learn(minimum(self._problem, deadline=self._deadline)[1])
+            best = min(best, self._pick(), key=self._rank)
+        if best.peak > self._problem.budget:
+            self._catalogue.lowest(self._backend, self._deadline + patience)
+            self._catalogue.until(self._deadline)
             best = min(best, self._pick(), key=self._rank)
         if best.peak > self._problem.budget:
             return best
@@ -174,4 +202,4 @@ class _Search:
         total, new = self._catalogue.price(worth, exact)
         total -= worth.of_budget * self._problem.budget
         # What is left between the two is what whole patterns cost more than mixtures: no pattern helps there.
-        return new and worth.cost_ns - total > _CONVERGED * self._gap * worth.cost_ns
+        return new and worth.cost - total > _CONVERGED * self._gap * worth.cost

@@ -13,7 +13,7 @@ from budgetopt.solvers import Choice, minimum, simulate, solve
 from .steps import network, transformer
 
 
-@pytest.mark.parametrize("solver", ["ilp", "greedy"])
+@pytest.mark.parametrize("solver", ["ilp", "regions", "greedy"])
 def test_the_time_limit_holds_for_everything(solver: str) -> None:
     step = network(Random(3), 24, 60, sizes=1 << 20)
     problem = step.problem()
@@ -31,7 +31,7 @@ def test_a_search_cut_short_still_answers_where_the_smallest_peak_fits() -> None
     # Out of time at once, the greedy search stays over this budget; the referee's smallest peak is within it.
     step = transformer(4)
     low = minimum(step.problem())[0]
-    for solver in ("greedy", "ilp"):
+    for solver in ("greedy", "ilp", "regions"):
         problem = step.problem(low)
         solution = solve(problem, solver, time_limit=0.0)
         assert simulate(problem, solution.choices).peak == solution.peak <= problem.budget
