@@ -13,7 +13,7 @@ from .nest import Node, Option, Recursion, measure, nest, outside_in
 from .parts import NO_LIMIT, Part, parts
 from .patterns import Pattern, Prices, Workshop, first_patterns
 from .problem import Choice, Problem
-from .stages import stages
+from .stages import fixed_bytes, inputs
 from .timeline import timeline
 
 Corrections = dict[Node, tuple[int, int]]
@@ -51,7 +51,7 @@ class Catalogue:
                     kinds[node.part.alone] = first_patterns(node.part, backend, deadline)
                 workshops[node] = kinds[node.part.alone]
         bare = [workshop.bare for workshop in workshops.values()]
-        measure(root, stages(problem).fixed, bare, _counted_twice(problem, found))
+        measure(root, fixed_bytes(problem), bare, _counted_twice(problem, found))
         return cls(problem, root, workshops)
 
     def until(self, deadline: float) -> None:
@@ -169,7 +169,7 @@ def _shared(problem: Problem, found: Sequence[Part]) -> int:
     ends = _ends(problem)
     until = {part.region: part.backward.stop for part in found}
     total = 0
-    for storage, readers in stages(problem).inputs.items():
+    for storage, readers in inputs(problem).items():
         regions = {problem.operators[i].region for i in readers}
         beyond = [g for g in regions if until.get(g, 0) > ends[storage]]
         total += problem.storages[storage] * max(0, len(beyond) - 1)
@@ -179,7 +179,7 @@ def _shared(problem: Problem, found: Sequence[Part]) -> int:
 def _lingering(problem: Problem, found: Sequence[Part]) -> Iterator[int]:
     """At every event, storages that outlive a region's forward in any case, and yet count as held by the region."""
     ends, decided = _ends(problem), {problem.values[v].storage for v in timeline(problem).decided}
-    read = {(problem.operators[i].region, storage) for storage, some in stages(problem).inputs.items() for i in some}
+    read = {(problem.operators[i].region, storage) for storage, some in inputs(problem).items() for i in some}
     deltas = [0] * (len(problem.events) + 1)
     for part in found:
         for storage in {problem.values[v].storage for v in part.values}:

@@ -102,18 +102,24 @@ def _sum(constant: int, pieces: Sequence[Piece]) -> tuple[int, Terms]:
     return constant, {key: size for key, size in terms.items() if size}
 
 
-def stages(problem: Problem) -> Stages:
-    """All stages of a problem."""
+def fixed_bytes(problem: Problem) -> tuple[int, ...]:
+    """Bytes at each event that no choice changes, workspace included."""
     line = timeline(problem)
     deltas = list(line.deltas)
     fixed = [Choice.KEEP if v in line.kept else Choice.FP16 for v in range(len(line.saved))]
     hold(problem, line, fixed, deltas)
-    levels = tuple(map(add, list(accumulate(deltas, initial=problem.resident))[1:], line.tops))
+    return tuple(map(add, list(accumulate(deltas, initial=problem.resident))[1:], line.tops))
+
+
+def stages(problem: Problem) -> Stages:
+    """All stages of a problem."""
+    line = timeline(problem)
+    levels = fixed_bytes(problem)
     between = _between(line)
     held: dict[int, list[Piece]] = {g: [] for g in between}
     moving: list[Piece] = []
-    inputs = _inputs(problem, line)
-    for piece in [*_value_pieces(problem, line), *_operator_pieces(problem, line, inputs)]:
+    read = inputs(problem)
+    for piece in [*_value_pieces(problem, line), *_operator_pieces(problem, line, read)]:
         start, stop = between.get(piece.region, (0, 0))
         if start < stop and piece.start <= start and stop <= piece.stop:
             held[piece.region].append(piece)
@@ -122,7 +128,7 @@ def stages(problem: Problem) -> Stages:
             moving.append(piece)
     moving = [piece for piece in moving if piece.start < piece.stop]
     rows = tuple(_rows(len(line.deltas), levels, moving, between))
-    return Stages(rows, {g: _sum(0, found)[1] for g, found in held.items()}, tuple(moving), between, inputs, levels)
+    return Stages(rows, {g: _sum(0, found)[1] for g, found in held.items()}, tuple(moving), between, read, levels)
 
 
 def _value_pieces(problem: Problem, line: Timeline) -> Iterator[Piece]:
@@ -161,8 +167,9 @@ def _operator_pieces(problem: Problem, line: Timeline, inputs: dict[int, tuple[i
         yield Piece(region, ("input", storage), problem.storages[storage], start, min(until[i] for i in readers))
 
 
-def _inputs(problem: Problem, line: Timeline) -> dict[int, tuple[int, ...]]:
+def inputs(problem: Problem) -> dict[int, tuple[int, ...]]:
     """Storages that replays read and no choice frees: who reads them."""
+    line = timeline(problem)
     decided = {problem.values[v].storage for v in line.decided}
     found: dict[int, list[int]] = {}
     for i in useful(problem)[1]:

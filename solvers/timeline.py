@@ -73,8 +73,10 @@ def timeline(problem: Problem) -> Timeline:
     object can take their identity.
     """
     parts = (problem.storages, problem.values, problem.operators, problem.handles, problem.events)
-    for known, line in _CACHE:
+    for at in range(len(_CACHE) - 1, -1, -1):  # the latest last: it is the one most often asked for
+        known, line = _CACHE[at]
         if all(a is b for a, b in zip(known, parts, strict=True)):
+            _CACHE.append(_CACHE.pop(at))
             return line
     line = _index(problem)
     _CACHE.append((parts, line))
