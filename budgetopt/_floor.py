@@ -20,7 +20,7 @@ _FIXED = {
     "sample": "the sample",
 }
 _SMALL = 0.02
-"""Share of the peak under which parts are told together."""
+"""Share of the peak under which parts that are not there all the time are told together."""
 
 
 def explain_peak(profile: Profile, problem: Problem, choices: Sequence[Choice]) -> str:
@@ -28,7 +28,7 @@ def explain_peak(profile: Profile, problem: Problem, choices: Sequence[Choice]) 
     event = simulate(problem, choices).peak_event
     parts = composition(profile, problem, choices, event)
     total = sum(parts.values())
-    large = {what: size for what, size in parts.items() if size >= _SMALL * total}
+    large = {what: size for what, size in parts.items() if size >= _SMALL * total or what in _FIXED.values()}
     rest = total - sum(large.values())
     told = [f"{show_bytes(size)} {what}" for what, size in sorted(large.items(), key=lambda part: -part[1])]
     told += [f"{show_bytes(rest)} for the rest"] if rest else []
