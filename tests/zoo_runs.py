@@ -1,4 +1,4 @@
-"""Put a model of the zoo under a budget, and see from outside what its training then takes."""
+"""Put a model of the zoo, or a deep one, under a budget, and see from outside what its training then takes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import budgetopt
 from budgetopt import InfeasibleBudgetError, Plan, Profile
+from tests.deep_models import DEEP
 from tests.models import Built
 from tests.oracle import Trace, run_steps
 from tests.outside_meter import peak_bytes, resident_bytes
 from tests.zoo import ZOO
 
 EXACT = ("keep", "recompute")
+MODELS = {**ZOO, **DEEP}
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Case:
     def fitted(self, budget: int, **options: Any) -> tuple[Any, Plan]:
         """A copy of the model under `budget` with exact choices alone, and the plan it got."""
         model = copy.deepcopy(self.built[0])
-        how = {"allow": EXACT, "optimizer": None, **ZOO[self.name].how, **options}
+        how = {"allow": EXACT, "optimizer": None, **MODELS[self.name].how, **options}
         budgetopt.fit(model, self.built[1], budget, **how)
         plan = budgetopt.plan_of(model)
         assert plan is not None
@@ -51,12 +53,12 @@ class Case:
 
     def batches(self, count: int = 3) -> list[Any]:
         """Batches that the plan was not made with."""
-        return [ZOO[self.name].fresh(self.built[1], seed) for seed in range(11, 11 + count)]
+        return [MODELS[self.name].fresh(self.built[1], seed) for seed in range(11, 11 + count)]
 
     def peak(self, model: Any, batch: Any) -> int:
         """Resident bytes and the peak above them, by the outside meter, on a copy: a step moves statistics."""
         probe = copy.deepcopy(model)
-        return resident_bytes(probe, batch) + peak_bytes(probe, batch, **ZOO[self.name].how)
+        return resident_bytes(probe, batch) + peak_bytes(probe, batch, **MODELS[self.name].how)
 
     def allowed(self, budget: int, batch: Any) -> int:
         """What the planned step may take on a batch: the budget.
@@ -64,20 +66,20 @@ class Case:
         Where the data route the operators, sizes follow the batch, and only the sample's own are promised: there,
         half of what the plan saves must be left of the plain step's peak on that batch.
         """
-        if not ZOO[self.name].routed:
+        if not MODELS[self.name].routed:
             return budget
         plain = self.peak(self.built[0], batch)
         return max(budget, plain - (self.resident + self.above - budget) // 2)
 
     def trained(self, model: Any, batches: list[Any]) -> Trace:
         """Three steps of SGD on a copy."""
-        return run_steps(copy.deepcopy(model), batches, lr=0.01, **ZOO[self.name].how)
+        return run_steps(copy.deepcopy(model), batches, lr=0.01, **MODELS[self.name].how)
 
 
 @cache
 def case(name: str, size: str) -> Case:
     """Build and measure; the budgets of one model share it."""
-    entry = ZOO[name]
+    entry = MODELS[name]
     model, sample = entry.build(**getattr(entry, size))
     probe = copy.deepcopy(model)
     above = peak_bytes(probe, sample, **entry.how)
