@@ -1,7 +1,8 @@
 """Train under a limit that the operating system enforces; a process of its own, which prints JSON.
 
-As a script: ``python -m tests.limited plain|planned ARGUMENTS_OF_GPT2 SHARE STEPS``, with :data:`QUIET` in the
-environment. :mod:`tests.test_real_limit` says what is done here and why.
+As a script, with :data:`QUIET` in the environment: ``python -m tests.limited plain GPT2 STEPS``, ``… fit GPT2 SHARE
+PLAN``, ``… planned GPT2 WHAT_FIT_PRINTED PLAN STEPS``; ``GPT2`` are the arguments of the builder.
+:mod:`tests.test_real_limit` says what is done here and why.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ QUIET = {
     "OMP_NUM_THREADS": "1",
 }
 """malloc maps what is large by itself and gives it back at free: what is counted is what is in use."""
+EXACT = ("keep", "recompute")
 SLACK = 4 << 20
 """Bytes that the step's tensors don't explain: page ends, the heap of small blocks, Python's objects."""
 
@@ -66,31 +68,37 @@ def plain(training: Training, steps: int) -> dict[str, Any]:
     return {"losses": training.losses}
 
 
-def planned(training: Training, share: float, steps: int) -> dict[str, Any]:
-    """Fit, take one step, place the limit, train on; then the same limit on other steps, and other limits."""
+def fitted(training: Training, share: float, plan: str) -> dict[str, Any]:
+    """Make the plan for a share of the activation bytes and save it."""
     above = peak_bytes(training.model, training.sample, hold_output=False)  # as `step` has it
-    there = 4 * sum(p.untyped_storage().nbytes() for p in training.model.parameters())  # gradients, both moments
+    parameters = sum(p.untyped_storage().nbytes() for p in training.model.parameters())
     sample = sum(t.untyped_storage().nbytes() for t in training.sample.values())
     activations = round(share * above)
-    budget = there + sample + activations
-    budgetopt.fit(training.model, training.sample, budget, allow=("keep", "recompute"), optimizer="adamw")
+    budget = 3 * parameters + sample + activations  # with two moments; gradients are among the activation bytes
+    budgetopt.fit(training.model, training.sample, budget, allow=EXACT, optimizer="adamw", plan=plan)
+    return {"budget": budget, "above": above, "activations": activations}
+
+
+def planned(training: Training, found: dict[str, Any], plan: str, steps: int) -> dict[str, Any]:
+    """Take the saved plan and one step, place the limit, train on; then that limit and others on single steps."""
+    budgetopt.fit(training.model, training.sample, found["budget"], allow=EXACT, optimizer="adamw", plan=plan)
     training.step(0)
     warm = _data_bytes()
-    _limit(warm + activations + SLACK)
+    enough, plenty = warm + found["activations"] + SLACK, warm + found["above"] + SLACK
+    _limit(enough)
     for number in range(1, steps):
         training.step(number)
-    found: dict[str, Any] = {"losses": training.losses, "above": above, "activations": activations, "warm": warm}
-    _limit(warm + activations * 9 // 10)
-    found["planned, a tenth less"] = training.dies()
-    _limit(warm + activations + SLACK)
-    found["planned"] = training.dies()
+    _limit(warm + found["activations"] * 7 // 8)
+    ends = {"planned, an eighth less": training.dies()}
+    _limit(enough)
+    ends["planned"] = training.dies()
     budgetopt.remove(training.model)
-    found["plain"] = training.dies()
-    _limit(warm + above * 9 // 10)
-    found["plain, a tenth less than it takes"] = training.dies()
-    _limit(warm + above + SLACK)
-    found["plain, with what it takes"] = training.dies()
-    return found
+    ends["plain"] = training.dies()
+    _limit(warm + found["above"] * 7 // 8)
+    ends["plain, an eighth less than it takes"] = training.dies()
+    _limit(plenty)
+    ends["plain, with what it takes"] = training.dies()
+    return {"losses": training.losses, "warm": warm, **ends}
 
 
 def _data_bytes() -> int:
@@ -106,10 +114,15 @@ def _limit(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (size, resource.RLIM_INFINITY))
 
 
-def main(role: str, arguments: str, share: str, steps: str) -> None:
+def main(role: str, arguments: str, *rest: str) -> None:
     """Print what was found."""
     training = Training(json.loads(arguments))
-    found = plain(training, int(steps)) if role == "plain" else planned(training, float(share), int(steps))
+    if role == "plain":
+        found = plain(training, int(rest[0]))
+    elif role == "fit":
+        found = fitted(training, float(rest[0]), rest[1])
+    else:
+        found = planned(training, json.loads(rest[0]), rest[1], int(rest[2]))
     print(json.dumps(found))
 
 
