@@ -10,13 +10,21 @@ from typing import Any
 import budgetopt
 from budgetopt import InfeasibleBudgetError, Plan, Profile
 from tests.deep_models import DEEP
-from tests.models import Built
+from tests.models import Built, gpt2
 from tests.oracle import Trace, run_steps
 from tests.outside_meter import peak_bytes, resident_bytes
-from tests.zoo import ZOO
+from tests.zoo import ZOO, Entry
 
 EXACT = ("keep", "recompute")
-MODELS = {**ZOO, **DEEP}
+MODELS = {
+    "gpt2": Entry(
+        gpt2,
+        {"layers": 3, "width": 64, "vocabulary": 128, "batch": 4, "length": 32, "heads": 2},
+        {"layers": 8, "width": 512, "vocabulary": 2000, "batch": 8, "length": 256},
+    ),
+    **ZOO,
+    **DEEP,
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class Case:
     Attributes:
         above: peak of a plain step above the resident bytes, by the outside meter.
         least: the error of a budget that nothing fits: it says the minimum and what sets it.
+        profile: budgetopt's own.
     """
 
     name: str
@@ -33,6 +42,7 @@ class Case:
     resident: int
     above: int
     least: InfeasibleBudgetError
+    profile: Profile
 
     def budget(self, share: float) -> int:
         """The share of the activation bytes, or the refereed minimum where that is more."""
@@ -84,7 +94,7 @@ def case(name: str, size: str) -> Case:
     probe = copy.deepcopy(model)
     above = peak_bytes(probe, sample, **entry.how)
     profile = budgetopt.profile(copy.deepcopy(model), sample, optimizer=None, **entry.how)
-    return Case(name, (model, sample), resident_bytes(model, sample), above, least(profile))
+    return Case(name, (model, sample), resident_bytes(model, sample), above, least(profile), profile)
 
 
 def least(profile: Profile) -> InfeasibleBudgetError:
