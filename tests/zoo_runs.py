@@ -1,4 +1,4 @@
-"""Put a model of the zoo under a budget, and see from outside what its training then takes."""
+"""Put a model of the zoo, or a deep one, under a budget, and see from outside what its training then takes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from typing import Any
 
 import budgetopt
 from budgetopt import InfeasibleBudgetError, Plan, Profile
-from tests.models import Built
+from tests.deep_models import DEEP
+from tests.models import Built, gpt2
 from tests.oracle import Trace, run_steps
 from tests.outside_meter import peak_bytes, resident_bytes
-from tests.zoo import ZOO
+from tests.zoo import ZOO, Entry
 
 EXACT = ("keep", "recompute")
+MODELS = {
+    "gpt2": Entry(
+        gpt2,
+        {"layers": 3, "width": 64, "vocabulary": 128, "batch": 4, "length": 32, "heads": 2},
+        {"layers": 8, "width": 512, "vocabulary": 2000, "batch": 8, "length": 256},
+    ),
+    **ZOO,
+    **DEEP,
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,7 @@ class Case:
     Attributes:
         above: peak of a plain step above the resident bytes, by the outside meter.
         least: the error of a budget that nothing fits: it says the minimum and what sets it.
+        profile: budgetopt's own.
     """
 
     name: str
@@ -31,6 +42,7 @@ class Case:
     resident: int
     above: int
     least: InfeasibleBudgetError
+    profile: Profile
 
     def budget(self, share: float) -> int:
         """The share of the activation bytes, or the refereed minimum where that is more."""
@@ -43,7 +55,7 @@ class Case:
     def fitted(self, budget: int, **options: Any) -> tuple[Any, Plan]:
         """A copy of the model under `budget` with exact choices alone, and the plan it got."""
         model = copy.deepcopy(self.built[0])
-        how = {"allow": EXACT, "optimizer": None, **ZOO[self.name].how, **options}
+        how = {"allow": EXACT, "optimizer": None, **MODELS[self.name].how, **options}
         budgetopt.fit(model, self.built[1], budget, **how)
         plan = budgetopt.plan_of(model)
         assert plan is not None
@@ -51,12 +63,12 @@ class Case:
 
     def batches(self, count: int = 3) -> list[Any]:
         """Batches that the plan was not made with."""
-        return [ZOO[self.name].fresh(self.built[1], seed) for seed in range(11, 11 + count)]
+        return [MODELS[self.name].fresh(self.built[1], seed) for seed in range(11, 11 + count)]
 
     def peak(self, model: Any, batch: Any) -> int:
         """Resident bytes and the peak above them, by the outside meter, on a copy: a step moves statistics."""
         probe = copy.deepcopy(model)
-        return resident_bytes(probe, batch) + peak_bytes(probe, batch, **ZOO[self.name].how)
+        return resident_bytes(probe, batch) + peak_bytes(probe, batch, **MODELS[self.name].how)
 
     def allowed(self, budget: int, batch: Any) -> int:
         """What the planned step may take on a batch: the budget.
@@ -64,25 +76,25 @@ class Case:
         Where the data route the operators, sizes follow the batch, and only the sample's own are promised: there,
         half of what the plan saves must be left of the plain step's peak on that batch.
         """
-        if not ZOO[self.name].routed:
+        if not MODELS[self.name].routed:
             return budget
         plain = self.peak(self.built[0], batch)
         return max(budget, plain - (self.resident + self.above - budget) // 2)
 
     def trained(self, model: Any, batches: list[Any]) -> Trace:
         """Three steps of SGD on a copy."""
-        return run_steps(copy.deepcopy(model), batches, lr=0.01, **ZOO[self.name].how)
+        return run_steps(copy.deepcopy(model), batches, lr=0.01, **MODELS[self.name].how)
 
 
 @cache
 def case(name: str, size: str) -> Case:
     """Build and measure; the budgets of one model share it."""
-    entry = ZOO[name]
+    entry = MODELS[name]
     model, sample = entry.build(**getattr(entry, size))
     probe = copy.deepcopy(model)
     above = peak_bytes(probe, sample, **entry.how)
     profile = budgetopt.profile(copy.deepcopy(model), sample, optimizer=None, **entry.how)
-    return Case(name, (model, sample), resident_bytes(model, sample), above, least(profile))
+    return Case(name, (model, sample), resident_bytes(model, sample), above, least(profile), profile)
 
 
 def least(profile: Profile) -> InfeasibleBudgetError:

@@ -1,0 +1,139 @@
+"""How low budgets may be, beside layer checkpointing, and how near predictions are on the way there. By hand::
+
+    python -m tests.floors --size full -k gpt2 llama
+
+Two tables, in bytes. The first: the plain peak, the peak where every layer is checkpointed, budgetopt's smallest
+feasible budget with exact choices, and that budget ÷ the checkpointed peak. The second: budgets evenly spaced from the
+smallest one to the plain peak, each fitted on a copy, verified, and measured on other data by the outside meter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from budgetopt import OverBudgetError
+from budgetopt._problem import UNSEEN, to_problem
+from budgetopt.solvers.memory import minimum
+from tests.deep_models import DEEP, DenseLayer, Layer, Transition
+from tests.outside_meter import peak_bytes, resident_bytes
+from tests.zoo_runs import EXACT, MODELS, Case, case
+
+NAMES = ("gpt2", "bert", "vit", "llama", *DEEP)
+OWN_LAYERS = (Layer, DenseLayer, Transition)
+BUDGETS = 10
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Smallest peaks of one model, in bytes: of the plain step, with layer checkpointing, as budgetopt says."""
+
+    name: str
+    plain: int
+    checkpointed: int
+    least: int
+
+    @property
+    def ratio(self) -> float:
+        """The smallest feasible budget ÷ the checkpointed peak."""
+        return self.least / self.checkpointed
+
+
+@dataclass(frozen=True)
+class Point:
+    """One budget, in bytes; `measured` is on other data, `refused` where fit said that its plan does not hold."""
+
+    budget: int
+    predicted: int = 0
+    measured: int = 0
+    refused: str = ""
+
+    @property
+    def off(self) -> float:
+        """|predicted - measured| ÷ budget."""
+        return abs(self.predicted - self.measured) / self.budget
+
+
+def floor(made: Case) -> Floor:
+    """The three peaks of a model."""
+    layered = checkpointed(copy.deepcopy(made.built[0]))
+    resident = resident_bytes(layered, made.built[1])
+    peak = resident + peak_bytes(layered, made.built[1], **MODELS[made.name].how)
+    least = minimum(to_problem(made.profile, 0, allow=EXACT))[0] + UNSEEN
+    return Floor(made.name, made.resident + made.above, peak, least)
+
+
+def checkpointed(model: Any) -> Any:
+    """The model with every layer checkpointed: as transformers does it, or by torch's own function."""
+    how: dict[str, Any] = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # its name since the other one is deprecated
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    elif hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    else:
+        layers = [module for module in model.modules() if isinstance(module, OWN_LAYERS)]
+        assert layers, f"{type(model).__name__} has none of {OWN_LAYERS}"
+        for layer in layers:
+            layer.forward = partial(checkpoint, layer.forward, **how)  # type: ignore[method-assign]
+    return model
+
+
+def points(made: Case, least: int, count: int = BUDGETS, **options: float) -> Iterator[Point]:
+    """`count` budgets from the least one to the plain peak, each fitted, verified and measured."""
+    top = made.resident + made.above
+    batch = made.batches(1)[0]
+    for number in range(count):
+        budget = least + (top - least) * number // (count - 1)
+        try:
+            model, plan = made.fitted(budget, verify=True, **options)
+        except OverBudgetError as error:
+            yield Point(budget, refused=str(error))
+            continue
+        yield Point(budget, plan.predicted.peak_bytes, made.peak(model, batch))
+
+
+def floor_row(found: Floor) -> str:
+    """A line of the first table."""
+    return f"| {found.name} | {found.plain:,} | {found.checkpointed:,} | {found.least:,} | {found.ratio:.4f} |"
+
+
+def point_row(name: str, found: Point) -> str:
+    """A line of the second table."""
+    if found.refused:
+        return f"| {name} | {found.budget:,} | {found.refused} |"
+    over = max(0, found.measured - found.budget)
+    return f"| {name} | {found.budget:,} | {found.predicted:,} | {found.measured:,} | {found.off:.4%} | {over:,} |"
+
+
+def main() -> None:
+    """Print rows as they come: a model at full size takes minutes."""
+    parser = argparse.ArgumentParser(description="Smallest budgets, and predictions against measurements.")
+    parser.add_argument("-k", nargs="+", choices=NAMES, default=list(NAMES), dest="names", metavar="MODEL")
+    parser.add_argument("--size", choices=("small", "full"), default="small")
+    parser.add_argument("--budgets", type=int, default=BUDGETS, help="per model; 0: the first table alone")
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for the solver, per budget")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    floors = []
+    print("| model | plain | layers checkpointed | smallest budget | ÷ checkpointed |\n| --- | --- | --- | --- | --- |")
+    for name in options.names:
+        floors.append(floor(case(name, options.size)))
+        print(floor_row(floors[-1]), flush=True)
+    if options.budgets < 2:
+        return
+    print("\n| model | budget | predicted | measured | off | over |\n| --- | --- | --- | --- | --- | --- |")
+    for found in floors:
+        made = case(found.name, options.size)
+        for point in points(made, found.least, options.budgets, time_limit=options.time_limit):
+            print(point_row(found.name, point), flush=True)
+
+
+if __name__ == "__main__":
+    main()
