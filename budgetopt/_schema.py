@@ -173,6 +173,7 @@ class Profile(Saved):
     at a smaller one, from which other batch sizes are predicted, or None and `one_size` says why.
     `optimizer_workspace` is what the optimizer's step needs on top of its state, the gradients and what else is alive
     after the backward pass; `optimizer_kind` tells for which optimizer that was found.
+    `scaled_from`: the two batch sizes that were measured instead, where that of the sample did not fit.
     `replay_ns` is what running one operator again costs beside the operator itself. `peak_bytes` is the
     plain step's peak, resident bytes included, as the referee predicts it.
     """
@@ -191,6 +192,7 @@ class Profile(Saved):
     batch: int = 0
     smaller: Smaller | None = None
     one_size: str = ""
+    scaled_from: tuple[int, ...] = ()
     step_ns: int
     replay_ns: int
     peak_bytes: int = 0
