@@ -54,6 +54,12 @@ def to_plan(
     )
 
 
+def every_region(profile: Profile, problem: Problem, choices: tuple[Choice, ...]) -> list[RegionPlan]:
+    """Of all region calls, those that keep everything too, with every operator recorded: as a profiling step runs."""
+    solution, saved = Solution(choices, 0, OUTSIDE, 0), set(profile.handles)
+    return [_region_plan(profile, problem, solution, saved, number).exact() for number in range(len(profile.regions))]
+
+
 def _region_plan(profile: Profile, problem: Problem, solution: Solution, saved: set[int], number: int) -> RegionPlan:
     record = profile.regions[number]
     replayed = _may_be_replayed(problem, solution, number)

@@ -281,14 +281,15 @@ def regions_of(plan: Plan, *, quiet: bool = False) -> list[Region]:
     notices = None if quiet else Notices(plan)
     for path, calls in by_path.items():
         count = plan.calls.get(path, max(calls) + 1)
-        scripts = [_script(calls[call]) if call in calls else None for call in range(count)]
+        scripts = [script_of(calls[call]) if call in calls else None for call in range(count)]
         shapes = [calls[call].shape if call in calls else () for call in range(count)]
         drops = [script is not None for script in scripts]
         regions.append(Region(path, scripts, drops=drops, shapes=shapes, notices=notices))
     return regions
 
 
-def _script(planned: RegionPlan) -> Script:
+def script_of(planned: RegionPlan) -> Script:
+    """The course of one call of a region, and what its plan says of each operator."""
     choices: dict[tuple[str, int], dict[int, int]] = {}
     holds: dict[tuple[str, int], list[int]] = {}
     for decision in planned.decisions:

@@ -17,7 +17,8 @@ from budgetopt.solvers.problem import Choice
 
 _LENGTH: Final = 64
 _ROUNDS: Final = 7
-_CODEC_SAMPLE: Final = 1 << 20
+_CODEC_LEAST: Final = 1 << 12
+_CODEC_MOST: Final = 1 << 20
 
 
 class Costs(NamedTuple):
@@ -74,13 +75,14 @@ def _best(call: Callable[[], object]) -> int:
     return min(times)
 
 
-def codec_clock(device: torch.device) -> Callable[[int], int]:
-    """Nanoseconds to store and load `nbytes` of fp32, by one measurement."""
-    storage = torch.zeros(_CODEC_SAMPLE // 4, device=device).untyped_storage()
+def codec_clock(device: torch.device, largest: int) -> Callable[[int], int]:
+    """Nanoseconds to store and load `nbytes` of fp32, by one measurement of no more than the `largest` that occurs."""
+    size = min(max(largest // 4 * 4, _CODEC_LEAST), _CODEC_MOST)
+    storage = torch.zeros(size // 4, device=device).untyped_storage()
 
     def both() -> None:
         _codec.load(_codec.store(storage, torch.float32))
 
     both()
     ns = min(_device.timed(device, both) for _ in range(5))
-    return lambda nbytes: max(1, ns * nbytes // _CODEC_SAMPLE)
+    return lambda nbytes: max(1, ns * nbytes // size)

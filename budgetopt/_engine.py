@@ -18,7 +18,13 @@ Edge = tuple[int, int]
 
 
 class Watcher(Protocol):
-    """A dispatch mode that also wants the gradients that go from node to node."""
+    """A dispatch mode that also wants the gradients that go from node to node.
+
+    Attributes:
+        leaves: numbers of the nodes that gather the gradients of leaves.
+    """
+
+    leaves: set[int]
 
     def received(self, node: int, gradients: Any) -> None:
         """The node of that number is about to run on `gradients`."""
@@ -38,6 +44,7 @@ def inside_nodes(loss: torch.Tensor, watcher: Watcher) -> Iterator[None]:
     """Have `watcher` on while the nodes of the graph of `loss` run, and off between them."""
 
     nodes = _nodes(loss)
+    watcher.leaves = {number for node, number in nodes.items() if not node.next_functions}
     handles = []
     for node, number in nodes.items():
         edges = [(nodes.get(parent, -1), slot) for parent, slot in node.next_functions]

@@ -24,10 +24,9 @@ from budgetopt._errors import OverBudgetError
 from budgetopt._fixed import bytes_there, device_of, require_plannable
 from budgetopt._plan import Plan
 from budgetopt._profile import profile
-from budgetopt._report import fit_line
+from budgetopt._report import fit_line, scaled_note
 from budgetopt._schema import Profile
 from budgetopt._solve import solve, solver_options
-from budgetopt._state import untouched
 from budgetopt._step import Step
 from budgetopt._trial import Job
 from budgetopt._units import parse_bytes, show_bytes
@@ -107,9 +106,8 @@ def fit(
     saved = _saved.find(job, path)
     before = _apply.installed(model)
     try:
-        with untouched(model, job.samples):
-            made = _plan(job, saved, verify)
-            _apply.install(model, made, _apply.regions_of(made))
+        made = _plan(job, saved, verify)
+        _apply.install(model, made, _apply.regions_of(made))
         reused = saved is not None and made.regions == saved.plan.regions
         line = fit_line(made, reused=reused, notes=job.notes)
         if path is not None and (saved is None or made is not saved.plan):
@@ -152,6 +150,8 @@ def _profile(job: Job) -> Profile:
     job.profiled = profiles.index(worst)
     if worst.loss_guessed:
         job.notes.append("the loss was guessed from the output, its own memory is not counted")
+    if worst.scaled_from:
+        job.notes.append(scaled_note(worst))
     return worst.model_copy(update={"fingerprint": _fingerprint.take(job.model, *job.samples)})
 
 

@@ -1,6 +1,6 @@
-"""Run a training step under a drop-all policy with a tape at the root: what the profiler measures.
+"""Run a training step with a tape at the root: what the profiler measures.
 
-It drops and replays as it goes, because the user's plain step does not fit.
+It drops and replays as it goes, because the user's plain step does not fit: everything, or what scripts say.
 """
 
 from __future__ import annotations
@@ -25,18 +25,29 @@ from budgetopt._tape import Tape
 from budgetopt.solvers.problem import Choice
 
 
+Scripts = dict[tuple[str, int], Script]
+"""The course of every call of a region, by the region's path and the call's number."""
+
+
+def may_drop(dtype: torch.dtype) -> bool:
+    """What may be an index stays, since a wrong one kills a CUDA context; a wrong mask or byte does not."""
+    return dtype not in (torch.int16, torch.int32, torch.int64)
+
+
 class _DropAll:
-    """Drop everything that can be made again; integers stay, since a wrong index kills a CUDA context."""
+    """Drop everything that can be made again and that no script speaks of.
+
+    Without a script nobody knows yet which small outside tensors the step writes to: all are copied.
+    """
 
     def __init__(self, script: Script | None) -> None:
         self.script = script
         self.verify = False
-        self.snapshot = True
+        self.snapshot = script is None
 
     def unplanned(self, info: Info, tensor: torch.Tensor) -> int:
-        """Every floating value is made again."""
-        exact = tensor.is_floating_point() or tensor.is_complex()
-        return int(Choice.RECOMPUTE) if exact else int(Choice.KEEP)
+        """Every value but an index is made again."""
+        return int(Choice.RECOMPUTE) if may_drop(tensor.dtype) else int(Choice.KEEP)
 
 
 class Calls:
@@ -89,14 +100,26 @@ class Pass:
 
 
 def run_taped(
-    model: torch.nn.Module, how: Step, resident: Resident, paths: list[str], states: Any, *, metered: bool
+    model: torch.nn.Module,
+    how: Step,
+    resident: Resident,
+    paths: list[str],
+    states: Any,
+    scripts: Scripts,
+    *,
+    metered: bool,
 ) -> Pass:
-    """One step under the drop-all policy; further tries keep what turned out not to be replayable."""
-    scripts: dict[tuple[str, int], Script] = {}
+    """One step that drops all it can, or what `scripts` say; further tries keep what turned out not to be replayable.
+
+    Its gradients are gone afterwards, also where it raises.
+    """
     for last in (False, False, True):
         restore_random(states)
         fresh_gradients(resident.without)
-        attempt = _attempt(model, how, resident, paths, scripts, metered=metered, last=last)
+        try:
+            attempt = _attempt(model, how, resident, paths, scripts, metered=metered, last=last)
+        finally:
+            fresh_gradients(resident.without)
         if isinstance(attempt, Pass):
             return attempt
         scripts = attempt
@@ -108,11 +131,11 @@ def _attempt(
     how: Step,
     resident: Resident,
     paths: list[str],
-    scripts: dict[tuple[str, int], Script],
+    scripts: Scripts,
     *,
     metered: bool,
     last: bool,
-) -> Pass | dict[tuple[str, int], Script]:
+) -> Pass | Scripts:
     device = resident.device
     kind = _device.backend(device)
     measuring: Any = kind.meter(device, True) if metered else nullcontext()
@@ -142,7 +165,7 @@ def _attempt(
     return Pass(tape, calls, peak)
 
 
-def _region(path: str, calls: Calls, scripts: dict[tuple[str, int], Script]) -> _apply.Region:
+def _region(path: str, calls: Calls, scripts: Scripts) -> _apply.Region:
     mine = {call: script for (name, call), script in scripts.items() if name == path}
     count = max(mine, default=0) + 1
     region = _apply.Region(path, [mine.get(call) for call in range(count)], drops=[True] * count)
@@ -151,13 +174,14 @@ def _region(path: str, calls: Calls, scripts: dict[tuple[str, int], Script]) -> 
     return region
 
 
-def _blocked_scripts(tape: Tape, calls: Calls) -> dict[tuple[str, int], Script]:
+def _blocked_scripts(tape: Tape, calls: Calls) -> Scripts:
     """Scripts that keep what reads a large outside tensor that the step itself writes to."""
     operators = tape.operators({})
-    scripts: dict[tuple[str, int], Script] = {}
+    keep = [{s: int(Choice.KEEP) for s, v in d.slots if not may_drop(tape.dtypes[v])} for d in tape.drafts]
+    scripts: Scripts = {}
     for path, call, numbered in zip(calls.paths, calls.numbers(), calls.numbered, strict=True):
         if any(operators[i].blocked for i in numbered):
-            steps = [ScriptStep({}, replayable=not operators[i].blocked) for i in numbered]
+            steps = [ScriptStep(keep[i], replayable=not operators[i].blocked, snapshot=True) for i in numbered]
             scripts[path, call] = Script(
                 [operators[i].name for i in numbered], [operators[i].ranks for i in numbered], steps
             )

@@ -1,8 +1,7 @@
 """Measure one training step: what it saves, what each operator costs, when memory is needed.
 
-The step runs twice under a drop-all policy with a tape at the root: once with the memory meter on and
-once with a clock. It drops and replays as it goes, because the user's plain step does not fit. Nothing
-is left on the model.
+It must fit where the user's plain step does not, so it drops and replays as it goes; where even that does not
+fit, smaller batches are measured and scaled. Nothing is left on the model.
 """
 
 from __future__ import annotations
@@ -13,20 +12,16 @@ from typing import Any
 
 import torch
 
-from budgetopt import _apply, _fingerprint
-from budgetopt._calibrate import codec_clock, own_costs
+from budgetopt import _apply
 from budgetopt._errors import ProfileError
-from budgetopt._fixed import Resident, device_of, optimizer_bytes, require_plannable
-from budgetopt._passes import Pass, run_taped
+from budgetopt._fixed import device_of, optimizer_bytes, require_plannable
+from budgetopt._measured import Measuring
+from budgetopt._out_of_memory import is_out_of_memory, let_go
 from budgetopt._problem import keep_all
-from budgetopt._regions import Survey, find_regions, layers, survey
-from budgetopt._schema import OperatorRecord, Profile, RegionRecord
-from budgetopt._second_size import measure_smaller
-from budgetopt._state import random_states, untouched
+from budgetopt._sample import batch_of
+from budgetopt._schema import Profile
+from budgetopt._state import untouched
 from budgetopt._step import Step
-
-CALL_NS = 12_000
-"""Entering and leaving a recorded region, per call."""
 
 
 def profile(
@@ -39,6 +34,10 @@ def profile(
 ) -> Profile:
     """Measure one training step of `model` on `sample` and leave no trace.
 
+    It takes about the memory of the smallest feasible budget, beside copies of the buffers and of gradients that are
+    there already (those are on the host). Where it runs out of memory, the first half of the sample is measured, then a
+    quarter, and so on, until two batch sizes fit; the profile is scaled from those (see its `scaled_from`).
+
     Args:
         model: a live model on one device. sample: what its forward takes (a tensor, a tuple or list of
             positional arguments, a mapping of named ones). step, loss: see :func:`budgetopt.fit`.
@@ -48,27 +47,43 @@ def profile(
         operators with time (ns) and workspace (bytes), values, handles and events of the step.
 
     Raises:
-        ProfileError: the model or its device can't be measured, or nothing is there to differentiate.
+        ProfileError: the model or its device can't be measured, nothing is there to differentiate, or no part of
+            the sample fits into memory.
     """
-    device_of(model)  # before anything is saved: random states can't be read while a CUDA graph is captured
+    device = device_of(model)  # before anything is saved: random states can't be read while a CUDA graph is captured
     require_plannable(model)
     how = Step(sample, loss, step)
-    with _without_plan(model), untouched(model, sample):
-        resident = Resident(model, sample)
-        reserve = optimizer_bytes(model, optimizer)
-        states = random_states()
-        found = survey(model, how, resident.identities)
-        paths = find_regions(model, found)
+    batch, died = batch_of(sample), ""
+    for size in _sizes(batch):
+        try:
+            with _without_plan(model), untouched(model, sample):
+                done = Measuring(model, how, batch, size, optimizer_bytes(model, optimizer)).profile()
+            return done.model_copy(update={"peak_bytes": keep_all(done).peak})
+        except Exception as error:
+            if not is_out_of_memory(error):
+                if died:
+                    raise _does_not_fit(died, f"the first {size} examples can't be measured: {error}") from error
+                raise
+            died = died or str(error).partition("\n")[0]
+        let_go(device)  # here the error is gone, and with it the tensors that its traceback held
+    raise _does_not_fit(died, f"of the batch of {batch}, no two sizes fit" if batch > 1 else _ONE)
 
-        def run(part: Any, *, metered: bool = True) -> Pass:
-            return run_taped(model, Step(part, loss, step), resident, paths, states, metered=metered)
 
-        memory = run(sample)
-        other_sizes = measure_smaller(sample, memory, resident.fixed(reserve), run)
-        clock = run(sample, metered=False)
-        done = _assemble(model, how, resident, reserve, found, memory, clock)
-        done = done.model_copy(update=dict(zip(("batch", "smaller", "one_size"), other_sizes, strict=True)))
-        return done.model_copy(update={"peak_bytes": keep_all(done).peak})
+_ONE = "the sample has no batch to cut: its tensors do not share a first dimension of two or more"
+
+
+def _sizes(batch: int) -> Iterator[int]:
+    """How many examples to measure: all; where that does not fit, half of them, as long as there is a smaller batch."""
+    yield batch
+    while (batch := batch // 2) > 1:
+        yield batch
+
+
+def _does_not_fit(died: str, why: str) -> ProfileError:
+    return ProfileError(
+        f"profiling ran out of memory ({died}), and {why}. Give a sample of a smaller batch, free what else is "
+        "on the device, or use a larger one."
+    )
 
 
 @contextmanager
@@ -82,53 +97,3 @@ def _without_plan(model: torch.nn.Module) -> Iterator[None]:
     finally:
         if before is not None:
             _apply.install(model, before.plan, before.regions.values())
-
-
-def _assemble(
-    model: torch.nn.Module,
-    how: Step,
-    resident: Resident,
-    reserve: int,
-    found: Survey,
-    memory: Pass,
-    clock: Pass,
-) -> Profile:
-    assert memory.peak is not None
-    operators = memory.tape.operators(memory.peak.spans)
-    operators = _with_times(operators, clock.tape.operators({}))
-    costs = own_costs()
-    records = []
-    calls = memory.calls
-    for path, call, shape, numbered in zip(calls.paths, calls.numbers(), calls.shapes, calls.numbered, strict=True):
-        record_ns = CALL_NS + costs.record_ns * len(numbered)
-        records.append(RegionRecord(path=path, call=call, operators=tuple(numbered), record_ns=record_ns, shape=shape))
-    blocked = {f"{o.module}: {o.name}": o.blocked for o in operators if o.blocked and not o.backward}
-    done = Profile(
-        environment=_fingerprint.environment(resident.device, resident.gradient > 0),
-        fingerprint=_fingerprint.take(model, how.sample),
-        fixed=resident.fixed(reserve),
-        regions=tuple(records),
-        operators=tuple(operators),
-        storages=tuple(memory.tape.sizes),
-        values=tuple(memory.tape.value_records(codec_clock(resident.device))),
-        handles=tuple(memory.tape.handles),
-        events=tuple(memory.tape.events),
-        layers=tuple(layers(model, found, operators)),
-        replay_ns=costs.replay_ns,
-        step_ns=sum(o.time_ns for o in operators),
-        loss_guessed=how.guessed,
-        not_replayable=blocked,
-    )
-    for run in (memory, clock):
-        run.tape.release()
-    return done
-
-
-def _with_times(measured: list[OperatorRecord], timed: list[OperatorRecord]) -> list[OperatorRecord]:
-    """Times come from the second run, where no meter was on and caches were warm."""
-    if [o.name for o in measured] != [o.name for o in timed]:
-        raise ProfileError(
-            "the model ran other operators in two steps on the same sample and random state: its control flow "
-            "depends on something that budgetopt can't hold still, so no plan would fit it"
-        )
-    return [o.model_copy(update={"time_ns": t.time_ns}) for o, t in zip(measured, timed, strict=True)]

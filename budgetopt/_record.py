@@ -258,6 +258,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         op.outs.append(weakref.ref(value))
         if step is not None and slot in step.hold:
             value.keep(_torch.alias_below(tensor))
+            if self.observer is not None and value.counter is not None:
+                self.observer.holding(storage, value.counter)
             if not new:
                 self.unsettled.append(value)
 

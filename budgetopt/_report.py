@@ -62,9 +62,17 @@ def profile_table(profile: Profile) -> str:
     foot = [f"fixed: {fixed}", f"plain peak {show_bytes(profile.peak_bytes)}"]
     if profile.not_replayable:
         foot.append(f"not replayable, so kept: {len(profile.not_replayable)} operators")
+    if profile.scaled_from:
+        foot.append(scaled_note(profile))
     if profile.loss_guessed:
         foot.append("the loss was guessed as the sum of the outputs' means: its own memory is not in these figures")
     return text_of(table) + "\n".join(foot)
+
+
+def scaled_note(profile: Profile) -> str:
+    """From what a profile was scaled whose own batch did not fit."""
+    sizes = " and ".join(str(size) for size in profile.scaled_from)
+    return f"the batch of {profile.batch} did not fit while profiling: scaled from batches of {sizes}"
 
 
 @contextmanager

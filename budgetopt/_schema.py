@@ -171,6 +171,7 @@ class Profile(Saved):
 
     `batch` is the first dimension that all tensors of the sample share, 0 if they do not; `smaller` the step
     at a smaller one, from which other batch sizes are predicted, or None and `one_size` says why.
+    `scaled_from`: the two batch sizes that were measured instead, where that of the sample did not fit.
     `replay_ns` is what running one operator again costs beside the operator itself. `peak_bytes` is the
     plain step's peak, resident bytes included, as the referee predicts it.
     """
@@ -189,6 +190,7 @@ class Profile(Saved):
     batch: int = 0
     smaller: Smaller | None = None
     one_size: str = ""
+    scaled_from: tuple[int, ...] = ()
     step_ns: int
     replay_ns: int
     peak_bytes: int = 0

@@ -1,42 +1,49 @@
-"""The step once more at about half the batch, so that other batch sizes can be predicted from two points."""
+"""The step at a smaller batch: it runs first, tells the full one how to run, and lets other sizes be predicted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
+from budgetopt._out_of_memory import is_out_of_memory
 from budgetopt._passes import Pass
-from budgetopt._sample import batch_of, first
-from budgetopt._schema import Fixed, Smaller
+from budgetopt._recorded import operators_of
+from budgetopt._sample import first
+from budgetopt._schema import Smaller
+from budgetopt.solvers.problem import Kind
 
 
-def measure_smaller(
-    sample: Any, memory: Pass, fixed: Fixed, run: Callable[[Any], Pass]
-) -> tuple[int, Smaller | None, str]:
-    """The batch size of `sample`, the step at a smaller one, and if there is none, why.
+def smaller_than(batch: int) -> int:
+    """The batch that is profiled beside one of `batch`: a quarter, where that is at least two; 0 if there is none."""
+    return max(min(2, batch // 2), batch // 4)
 
-    Never an error: a model that rejects the smaller batch, or runs other operators on it, has one known size.
+
+def pass_at(sample: Any, batch: int, small: int, run: Callable[[Any], Pass]) -> tuple[Pass | None, str]:
+    """A pass over the first `small` examples, or why there is none.
+
+    Only running out of memory is an error: a model that rejects the smaller batch has one known size.
 
     Args:
-        memory: the metered pass at full size. run: a metered pass over another sample.
+        batch: that of `sample`; 0 where its tensors share none. run: a metered pass over another sample.
     """
-    batch = batch_of(sample)
     if batch < 2:
-        return batch, None, "the sample's tensors do not share a first dimension of two or more"
-    small = max(1, batch // 2)
+        return None, "the sample's tensors do not share a first dimension of two or more"
     try:
-        part = first(sample, small)
-        other = run(part)
+        return run(first(sample, small)), ""
     except Exception as error:  # whatever the user's model or step raises
-        return batch, None, f"the step does not run on {small} examples: {type(error).__name__}: {error}"
-    try:
-        if not _same_course(memory, other):
-            return batch, None, f"it runs other operators on {small} examples"
-        workspaces = tuple(o.workspace for o in _operators(other))
-        share = -(-fixed.sample * small // batch)
-        return batch, Smaller(batch=small, storages=tuple(other.tape.sizes), workspaces=workspaces, sample=share), ""
-    finally:
-        other.tape.release()
+        if is_out_of_memory(error):
+            raise
+        return None, f"the step does not run on {small} examples: {type(error).__name__}: {error}"
+
+
+def compared(memory: Pass, other: Pass, small: int, sample_bytes: int) -> tuple[Smaller | None, str]:
+    """The pass at the batch of `small`, as it goes into the profile of the one at full size, or why it does not."""
+    if not _same_course(memory, other):
+        return None, f"it runs other operators on {small} examples"
+    workspaces = tuple(o.workspace for o in operators_of(other))
+    found = Smaller(batch=small, storages=tuple(other.tape.sizes), workspaces=workspaces, sample=sample_bytes)
+    return found, ""
 
 
 def _same_course(one: Pass, other: Pass) -> bool:
@@ -45,9 +52,13 @@ def _same_course(one: Pass, other: Pass) -> bool:
         [d.name for d in one.tape.drafts] == [d.name for d in other.tape.drafts]
         and len(one.tape.sizes) == len(other.tape.sizes)
         and one.tape.handles == other.tape.handles
-        and one.tape.events == other.tape.events
+        and _course(one.tape.events) == _course(other.tape.events)
     )
 
 
-def _operators(run: Pass) -> Any:
-    return run.tape.operators(run.peak.spans if run.peak is not None else {})
+def _course(events: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The events, with deaths that follow each other in one order: which comes first hangs on who held them."""
+    course = []
+    for deaths, together in groupby(events, key=lambda event: event[0] in (Kind.DIE, Kind.HANDLE_DIE)):
+        course.append(sorted(together) if deaths else list(together))
+    return course

@@ -29,7 +29,7 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
         for module in model.modules()
         for name, buffer in module._buffers.items()
     ]
-    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in leaves(model, sample)]
+    gradients = [(p, p.grad, _on_host(p.grad)) for p in leaves(model, sample)]
     states = random_states()
     grad_mode = torch.is_grad_enabled()
 
@@ -56,6 +56,11 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
         except BaseException:  # Ctrl-C in the middle of it: to the end all the same
             restore()
             raise
+
+
+def _on_host(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy where it takes none of the device's memory, unless that is the host's."""
+    return None if gradient is None else gradient.detach().to("cpu", copy=True)
 
 
 def leaves(model: torch.nn.Module, sample: Any) -> list[torch.Tensor]:

@@ -32,6 +32,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
 
     Attributes:
         sizes: bytes per storage. drafts: the operators. values, handles, events: as in a profile.
+        leaf_gradients: storages of what leaves (parameters, mostly) receive, before and after it is summed.
     """
 
     supports_higher_order_operators = True
@@ -55,6 +56,8 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.region = OUTSIDE
         self.module = ""
         self.backward = False
+        self.leaves: set[int] = set()
+        self.leaf_gradients: set[int] = set()
         self.closed = False
         self._index: dict[int, int] = {}
         self._storages: list[Storage] = []
@@ -217,6 +220,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
 
     def packed(self, storage: torch.UntypedStorage) -> int:
         """Autograd saved a value of a region."""
+        self._poll()
         index = self._find(storage)
         number = len(self.handles)
         self.handles.append(self._storages[index].value)
@@ -241,6 +245,8 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         draft = Draft("autograd.sum", OUTSIDE, "", True)
         for slot, storage in _storages_of(gradients):
             terms = self._waiting.pop((node, slot), [])
+            if node in self.leaves:
+                self.leaf_gradients.update(terms, [self._find(storage)])
             if self._find(storage) == OUTSIDE and not self._is_fixed(storage) and not self._in_place(storage, terms):
                 # Its two terms were there as well while it was made.
                 draft.workspace += 2 * self.sizes[self._born(storage, draft)]
@@ -300,11 +306,10 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
     def _operator(self, index: int, draft: Draft, span: int) -> OperatorRecord:
         blocked = draft.blocked
         moved = [watch for watch in draft.watched if watch.moved()]
-        if not blocked and moved:
-            if all(watch.nbytes <= SNAPSHOT_LIMIT for watch in moved):
-                draft.snapshot = True
-            else:
-                blocked = "it reads a tensor from outside that the step writes to"
+        if any(watch.nbytes > SNAPSHOT_LIMIT for watch in moved):
+            blocked = "it reads a tensor from outside that the step writes to"
+        elif moved and not blocked:
+            draft.snapshot = True
         return OperatorRecord(
             name=draft.name,
             ranks=draft.ranks,

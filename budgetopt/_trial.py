@@ -13,7 +13,7 @@ from budgetopt._errors import OverBudgetError
 from budgetopt._fixed import Resident
 from budgetopt._plan import Plan, Verification
 from budgetopt._schema import Profile
-from budgetopt._state import random_states, restore_random
+from budgetopt._state import random_states, restore_random, untouched
 from budgetopt._step import Step
 from budgetopt._units import show_bytes
 from budgetopt._verify import Proof, Run, gradient_error, prove, run_once
@@ -67,6 +67,11 @@ def verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
         OverBudgetError: no other plan would help.
     """
     job.tell("verifying")
+    with untouched(job.model, job.samples):
+        return _verify(job, found, plan)
+
+
+def _verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
     _apply.install(job.model, plan, _apply.regions_of(plan, quiet=True))
     states = random_states()
     runs, proven = [], 0

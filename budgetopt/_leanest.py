@@ -1,0 +1,62 @@
+"""How the step at its full batch runs while it is profiled: as the plan of least memory, not dropping everything.
+
+To drop everything is not the least: where a region holds many blocks, all of it is made again at once. A pass at a
+smaller batch, which has room for that, tells what the solver's referee needs to find a choice that takes less.
+"""
+
+from __future__ import annotations
+
+from budgetopt import _apply, _fingerprint
+from budgetopt._answer import every_region
+from budgetopt._batch import at_batch
+from budgetopt._calibrate import Costs
+from budgetopt._fixed import Resident
+from budgetopt._passes import Pass, Scripts, may_drop
+from budgetopt._problem import to_problem
+from budgetopt._recorded import operators_of, recorded
+from budgetopt._schema import Profile, Smaller
+from budgetopt.solvers import memory
+
+
+def least_memory(small: Pass, resident: Resident, batch: int, wanted: int) -> Scripts:
+    """What to keep and what to make again at a batch of `wanted`, from a pass at one of `batch`.
+
+    Whether it is right does not hang on the sizes that are guessed here, only how much memory it takes.
+    """
+    profile = _guessed(small, resident, batch, wanted)
+    problem = to_problem(profile, 0, allow=("keep", "recompute"), kept=_kept(small))
+    _, choices = memory.minimum(problem)
+    planned = every_region(profile, problem, choices)
+    return {(region.path, region.call): _apply.script_of(region) for region in planned}
+
+
+def _guessed(small: Pass, resident: Resident, batch: int, wanted: int) -> Profile:
+    """The step at a batch of `wanted`: the gradients of parameters have one size, all else grows with the batch."""
+    profile = recorded(
+        small,
+        operators_of(small),
+        environment=_fingerprint.environment(resident.device, resident.gradient > 0),
+        fingerprint={"modules": []},
+        fixed=resident.fixed(0),
+        costs=Costs(0, 0),
+        codec_ns=lambda size: 0,
+    )
+    constant = small.tape.leaf_gradients
+    nothing = Smaller(
+        batch=0,
+        storages=tuple(size if i in constant else 0 for i, size in enumerate(profile.storages)),
+        workspaces=(0,) * len(profile.operators),
+        sample=0,
+    )
+    return at_batch(profile.model_copy(update={"batch": batch, "smaller": nothing}), wanted)
+
+
+def _kept(small: Pass) -> frozenset[tuple[int, int]]:
+    """Results, by operator and slot, that are not dropped unless a plan was proven."""
+    tape = small.tape
+    return frozenset(
+        (number, slot)
+        for number, draft in enumerate(tape.drafts)
+        for slot, value in draft.slots
+        if not may_drop(tape.dtypes[value])
+    )
