@@ -76,8 +76,12 @@ def _best(call: Callable[[], object]) -> int:
 
 
 def codec_clock(device: torch.device, largest: int) -> Callable[[int], int]:
-    """Nanoseconds to store and load `nbytes` of fp32, by one measurement of no more than the `largest` that occurs."""
-    size = min(max(largest // 4 * 4, _CODEC_LEAST), _CODEC_MOST)
+    """Nanoseconds to store and load `nbytes` of fp32, by one measurement.
+
+    Args:
+        largest: bytes of the largest storage of the step; half of it is tried, for that fits where the step does.
+    """
+    size = min(max(largest // 8 * 4, _CODEC_LEAST), _CODEC_MOST)
     storage = torch.zeros(size // 4, device=device).untyped_storage()
 
     def both() -> None:

@@ -18,42 +18,49 @@ from budgetopt._schema import Profile, Smaller
 from budgetopt.solvers import memory
 
 
-def least_memory(small: Pass, resident: Resident, batch: int, wanted: int) -> Scripts:
+def least_memory(run: Pass, resident: Resident, batch: int, wanted: int, smaller: Smaller | None = None) -> Scripts:
     """What to keep and what to make again at a batch of `wanted`, from a pass at one of `batch`.
 
-    Whether it is right does not hang on the sizes that are guessed here, only how much memory it takes.
+    Whether it is right does not hang on the sizes that are predicted here, only how much memory it takes.
+
+    Args:
+        smaller: a second size; without one, how bytes grow is guessed.
     """
-    profile = _guessed(small, resident, batch, wanted)
-    problem = to_problem(profile, 0, allow=("keep", "recompute"), kept=_kept(small))
+    profile = _predicted(run, resident, batch, wanted, smaller)
+    problem = to_problem(profile, 0, allow=("keep", "recompute"), kept=_kept(run))
     _, choices = memory.minimum(problem)
     planned = every_region(profile, problem, choices)
     return {(region.path, region.call): _apply.script_of(region) for region in planned}
 
 
-def _guessed(small: Pass, resident: Resident, batch: int, wanted: int) -> Profile:
-    """The step at a batch of `wanted`: the gradients of parameters have one size, all else grows with the batch."""
+def _predicted(run: Pass, resident: Resident, batch: int, wanted: int, smaller: Smaller | None) -> Profile:
     profile = recorded(
-        small,
-        operators_of(small),
+        run,
+        operators_of(run),
         environment=_fingerprint.environment(resident.device, resident.gradient > 0),
         fingerprint={"modules": []},
         fixed=resident.fixed(0),
         costs=Costs(0, 0),
         codec_ns=lambda size: 0,
     )
-    constant = small.tape.leaf_gradients
-    nothing = Smaller(
+    smaller = smaller or _no_batch(run)
+    return at_batch(profile.model_copy(update={"batch": batch, "smaller": smaller}), wanted)
+
+
+def _no_batch(run: Pass) -> Smaller:
+    """The step on no examples, if only the gradients of parameters did not grow with the batch."""
+    constant = run.tape.leaf_gradients
+    return Smaller(
         batch=0,
-        storages=tuple(size if i in constant else 0 for i, size in enumerate(profile.storages)),
-        workspaces=(0,) * len(profile.operators),
+        storages=tuple(size if i in constant else 0 for i, size in enumerate(run.tape.sizes)),
+        workspaces=(0,) * len(run.tape.drafts),
         sample=0,
     )
-    return at_batch(profile.model_copy(update={"batch": batch, "smaller": nothing}), wanted)
 
 
-def _kept(small: Pass) -> frozenset[tuple[int, int]]:
+def _kept(run: Pass) -> frozenset[tuple[int, int]]:
     """Results, by operator and slot, that are not dropped unless a plan was proven."""
-    tape = small.tape
+    tape = run.tape
     return frozenset(
         (number, slot)
         for number, draft in enumerate(tape.drafts)

@@ -1,12 +1,13 @@
-"""Measure one training step as it runs here and now: find its regions, run it thrice, put the profile together.
+"""Measure one training step as it runs here and now: find its regions, run it, put the profile together.
 
-First at a smaller batch, dropping everything; then at its own, twice, by the plan of least memory that the first
-told of: once with the memory meter on and once with a clock.
+First at two smaller batches, the first of them dropping everything; then at its own, twice, by the plan of least
+memory that the two tell of: once with the memory meter on and once with a clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from budgetopt._regions import Survey, find_regions, layers, survey
 from budgetopt._sample import first
 from budgetopt._scaled import scaled
 from budgetopt._schema import OperatorRecord, Profile
-from budgetopt._second_size import compared, pass_at, smaller_than
+from budgetopt._second_size import compared, pass_at, sizes_below
 from budgetopt._state import random_states
 from budgetopt._step import Step
 
@@ -48,7 +49,7 @@ class Measuring:
         self.model = model
         self.batch = batch
         self.size = size
-        self.small = smaller_than(size)
+        self.small, self.middle = sizes_below(size)
         self.whole = how
         self.how = how if size == batch else Step(first(how.sample, size), how.loss, how.step)
         self.resident = Resident(model, how.sample)
@@ -75,9 +76,27 @@ class Measuring:
 
     def _run(self) -> Passes:
         small, why = pass_at(self.how.sample, self.size, self.small, self._pass)
-        scripts = {} if small is None else least_memory(small, self.resident, self.small, self.size)
+        scripts = {} if small is None else self._leanest(small)
         memory = self._pass(self.how.sample, scripts)
         return Passes(memory, self._pass(self.how.sample, scripts, metered=False), small, why)
+
+    def _leanest(self, small: Pass) -> Scripts:
+        """How to run the whole batch, from a pass at the small one and another between the two."""
+        if not self.middle:
+            return least_memory(small, self.resident, self.small, self.size)
+        scripts = least_memory(small, self.resident, self.small, self.middle)
+        run = partial(self._pass, scripts=scripts)
+        middle, _ = pass_at(self.how.sample, self.size, self.middle, run)
+        smaller, _ = (None, "") if middle is None else compared(middle, small, self.small, self._share(self.small))
+        if middle is None or smaller is None:
+            return least_memory(small, self.resident, self.small, self.size)
+        scripts = least_memory(middle, self.resident, self.middle, self.size, smaller)
+        middle.tape.release()
+        return scripts
+
+    def _share(self, examples: int) -> int:
+        """Bytes of so many examples of the sample."""
+        return -(-self.fixed.sample * examples // self.batch)
 
     def _pass(self, sample: Any, scripts: Scripts | None = None, *, metered: bool = True) -> Pass:
         how = Step(sample, self.how.loss, self.how.step)
@@ -86,8 +105,7 @@ class Measuring:
     def _assembled(self, found: Survey, passes: Passes) -> Profile:
         memory, small, one_size = passes.memory, None, passes.one_size
         if passes.small is not None:
-            sample_bytes = -(-self.fixed.sample * self.small // self.batch)
-            small, one_size = compared(memory, passes.small, self.small, sample_bytes)
+            small, one_size = compared(memory, passes.small, self.small, self._share(self.small))
         operators = _with_times(operators_of(memory), operators_of(passes.clock))
         done = recorded(
             memory,

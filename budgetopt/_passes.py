@@ -24,7 +24,6 @@ from budgetopt._step import Step
 from budgetopt._tape import Tape
 from budgetopt.solvers.problem import Choice
 
-
 Scripts = dict[tuple[str, int], Script]
 """The course of every call of a region, by the region's path and the call's number."""
 

@@ -60,7 +60,5 @@ def _regions(run: Pass, costs: Costs) -> list[RegionRecord]:
             record_ns=CALL_NS + costs.record_ns * len(numbered),
             shape=shape,
         )
-        for path, call, shape, numbered in zip(
-            calls.paths, calls.numbers(), calls.shapes, calls.numbered, strict=True
-        )
+        for path, call, shape, numbered in zip(calls.paths, calls.numbers(), calls.shapes, calls.numbered, strict=True)
     ]

@@ -14,9 +14,14 @@ from budgetopt._schema import Smaller
 from budgetopt.solvers.problem import Kind
 
 
-def smaller_than(batch: int) -> int:
-    """The batch that is profiled beside one of `batch`: a quarter, where that is at least two; 0 if there is none."""
-    return max(min(2, batch // 2), batch // 4)
+def sizes_below(batch: int) -> tuple[int, int]:
+    """Two smaller batches that run before one of `batch`: an eighth and a quarter, or more; 0 where there is none.
+
+    Not one example where it need not be: then other operators run, for there is nothing to copy or to broadcast.
+    """
+    small = max(min(2, batch // 2), batch // 8)
+    middle = max(small + 1, batch // 4)
+    return small, middle if middle < batch else 0
 
 
 def pass_at(sample: Any, batch: int, small: int, run: Callable[[Any], Pass]) -> tuple[Pass | None, str]:
@@ -58,7 +63,5 @@ def _same_course(one: Pass, other: Pass) -> bool:
 
 def _course(events: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     """The events, with deaths that follow each other in one order: which comes first hangs on who held them."""
-    course = []
-    for deaths, together in groupby(events, key=lambda event: event[0] in (Kind.DIE, Kind.HANDLE_DIE)):
-        course.append(sorted(together) if deaths else list(together))
-    return course
+    groups = groupby(events, key=lambda event: event[0] in (Kind.DIE, Kind.HANDLE_DIE))
+    return [sorted(together) if deaths else list(together) for deaths, together in groups]
