@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from budgetopt import _apply
 from budgetopt._errors import OverBudgetError
-from budgetopt._fixed import Resident
+from budgetopt._fixed import Resident, device_of
+from budgetopt._out_of_memory import is_out_of_memory, let_go
 from budgetopt._plan import Plan, Verification
 from budgetopt._schema import Profile
 from budgetopt._state import random_states, restore_random, untouched
 from budgetopt._step import Step
 from budgetopt._units import show_bytes
 from budgetopt._verify import Proof, Run, gradient_error, prove, run_once
+
+DEATH: Final = 0.05
+"""Share of the budget that the next plan goes without, where running one died of memory: nobody knows by how much."""
 
 
 @dataclass
@@ -67,8 +71,15 @@ def verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
         OverBudgetError: no other plan would help.
     """
     job.tell("verifying")
-    with untouched(job.model, job.samples):
-        return _verify(job, found, plan)
+    try:
+        with untouched(job.model, job.samples):
+            return _verify(job, found, plan)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    let_go(device_of(job.model))  # here the error is gone, and with it the tensors that its traceback held
+    job.excess += round(DEATH * job.limit)
+    return None
 
 
 def _verify(job: Job, found: Profile, plan: Plan) -> Verification | None:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,9 @@ def rss_peak_growth(builder: str, arguments: Mapping[str, Any] | None = None, *,
         warmup: steps before the measured one, so that threads and caches are there already.
     """
     command = [sys.executable, __file__, builder, "--rss-child", "--warmup", str(warmup)]
-    environment = os.environ | {
-        "MALLOC_MMAP_THRESHOLD_": str(LOW_THRESHOLD),
-        "MALLOC_TRIM_THRESHOLD_": "0",
-        "MALLOC_TOP_PAD_": "0",
-        "MALLOC_ARENA_MAX": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-    }
     done = subprocess.run(
         [*command, "--arguments", json.dumps(dict(arguments or {}))],
-        env=environment,
+        env=quiet_environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -108,6 +102,35 @@ def rss_peak_growth(builder: str, arguments: Mapping[str, Any] | None = None, *,
     if done.returncode:
         raise RuntimeError(f"measuring {builder} in a fresh process failed:\n{done.stderr}")
     return int(done.stdout.split()[-1])
+
+
+def quiet_environment() -> dict[str, str]:
+    """For a fresh process whose resident memory follows what is allocated in it."""
+    return os.environ | {
+        "MALLOC_MMAP_THRESHOLD_": str(LOW_THRESHOLD),
+        "MALLOC_TRIM_THRESHOLD_": "0",
+        "MALLOC_TOP_PAD_": "0",
+        "MALLOC_ARENA_MAX": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def allocated_peak(run: Callable[[], object]) -> int:
+    """Peak of whatever ``run`` does above what was there before, in bytes, as the allocator counts."""
+    gc.collect()
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    return max(0, *accumulate(_memory_events(profiler), initial=0))
+
+
+def resident_peak(run: Callable[[], object]) -> int:
+    """The same as the operating system counts; honest in a :func:`quiet_environment` alone."""
+    gc.collect()
+    start = _status_bytes("VmRSS")
+    if _reset_high_water():
+        run()
+        return _status_bytes("VmHWM") - start
+    return _sampled_peak(run) - start
 
 
 def _memory_events(profiler: torch.profiler.profile) -> list[int]:
@@ -167,12 +190,7 @@ def _rss_growth_here(model: nn.Module, sample: Any, warmup: int) -> int:
     """In this process: the operating system's own high-water mark, or a sampling thread where it has none."""
     for _ in range(warmup):
         _step(model, sample)
-    gc.collect()
-    start = _status_bytes("VmRSS")
-    if _reset_high_water():
-        _step(model, sample)
-        return _status_bytes("VmHWM") - start
-    return _sampled_peak(lambda: _step(model, sample)) - start
+    return resident_peak(lambda: _step(model, sample))
 
 
 def _reset_high_water() -> bool:
@@ -183,7 +201,7 @@ def _reset_high_water() -> bool:
     return _status_bytes("VmHWM") < _status_bytes("VmRSS") * 1.01
 
 
-def _sampled_peak(run: Callable[[], None]) -> int:
+def _sampled_peak(run: Callable[[], object]) -> int:
     done = threading.Event()
     peak = _status_bytes("VmRSS")
 

@@ -1,0 +1,112 @@
+"""Profiling fits where the plain step does not: it takes hardly more than the smallest feasible budget."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import budgetopt
+from budgetopt import Profile, _device
+from budgetopt._problem import UNSEEN, to_problem
+from budgetopt.solvers import memory
+from tests.models import conv_stack, dropout_stack, gpt2, gpt2_small, resnet, resnet_small
+from tests.outside_meter import allocated_peak, quiet_environment, resident_bytes, resident_peak
+from tests.zoo import ZOO, bert
+
+SMALL = {
+    **{name: lambda entry=entry: entry.build(**{**entry.small, "batch": 8}) for name, entry in ZOO.items()},
+    "gpt2": gpt2_small,
+    "resnet": resnet_small,
+    "dropouts": dropout_stack,
+    "one region": conv_stack,
+}
+SUMMED = 1.12
+"""Where the peak is a sum of two gradients: watched from Python, it can't be made in place."""
+MOST = {"mixtral eager": SUMMED, "mamba": SUMMED}
+
+
+def smallest_budget(profile: Profile) -> int:
+    """That of exact choices, in bytes."""
+    return memory.minimum(to_problem(profile, 0, allow=("keep", "recompute")))[0] + UNSEEN
+
+
+class Readings:
+    """The profiler's own meter, and its readings once more for a run in which another meter needs its place."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.real = _device._Cpu.meter
+        self.seen: list[_device.Peak] = []
+        self.monkeypatch = monkeypatch
+        monkeypatch.setattr(_device._Cpu, "meter", self._noted())
+
+    def replay(self) -> None:
+        """From now on no meter runs; the profile is told what it was told before."""
+        left = iter(self.seen)
+
+        @contextmanager
+        def again(backend: Any, device: torch.device, spans: bool) -> Iterator[_device.Peak]:
+            yield next(left)
+
+        self.monkeypatch.setattr(_device._Cpu, "meter", again)
+
+    def _noted(self) -> Any:
+        @contextmanager
+        def noted(backend: Any, device: torch.device, spans: bool) -> Iterator[_device.Peak]:
+            with self.real(backend, device, spans) as peak:
+                yield peak
+            self.seen.append(peak)
+
+        return noted
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_it_takes_hardly_more_than_the_smallest_budget(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it: every pass, the smaller batches, what is measured of our own work, the fingerprint."""
+    model, sample = SMALL[name]()
+    how = ZOO[name].how if name in ZOO else {}
+    readings = Readings(monkeypatch)
+    profile = budgetopt.profile(model, sample, optimizer=None, **how)
+    assert len(readings.seen) == 3
+    readings.replay()
+    peak = allocated_peak(lambda: budgetopt.profile(model, sample, optimizer=None, **how))
+    assert profile.peak_bytes > 1.1 * smallest_budget(profile)  # or there would be nothing to show
+    assert resident_bytes(model, sample) + peak <= MOST.get(name, 1.1) * smallest_budget(profile)
+    assert profile.smaller is not None
+
+
+LARGE: dict[str, Any] = {
+    "gpt2": lambda: gpt2(6, 384, 2000, 8, 192),
+    "resnet": lambda: resnet(
+        (3, 4, 6, 3), (128, 256, 512, 1024), stem=64, layer_type="bottleneck", batch=16, px=96, classes=100
+    ),
+    "bert": lambda: bert(384, 6, 2000, 16, 128),
+}
+
+
+def print_peak(name: str) -> None:
+    """What a child process runs."""
+    budgetopt.profile(*gpt2_small(), optimizer=None)  # loads what is loaded late, starts what is started once
+    model, sample = LARGE[name]()
+    found: list[Profile] = []
+    peak = resident_peak(lambda: found.append(budgetopt.profile(model, sample, optimizer=None)))
+    resident = resident_bytes(model, sample)
+    print(json.dumps([resident + peak, smallest_budget(found[0]), found[0].peak_bytes]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_resident_memory_of_a_fresh_process_agrees(name: str) -> None:
+    command = f"from tests.test_profile_fits import print_peak; print_peak({name!r})"
+    done = subprocess.run([sys.executable, "-c", command], env=quiet_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    peak, smallest, plain = json.loads(done.stdout.splitlines()[-1])
+    print(f"\n{name}: plain {plain:,}, smallest budget {smallest:,}, profiled in {peak:,} ({peak / smallest:.3f})")
+    assert plain > 1.5 * smallest
+    assert peak <= 1.1 * smallest
