@@ -92,8 +92,7 @@ class _Cpu:
                 "call budgetopt outside torch.profiler"
             )
         peak = Peak()
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+        profiler = _torch.MemoryProfiler()
         start = 0
         try:
             with _quiet_stderr():
@@ -110,8 +109,7 @@ class _Cpu:
                 if _torch.profiler_running():
                     profiler.stop()
                 raise
-        results: Any = profiler.profiler
-        _read_events(results.kineto_results.events(), peak, spans)
+        _read_events(profiler.events(), peak, spans)
 
     def mark(self, device: torch.device, peak: Peak, name: str) -> Any:
         return _torch.mark(name)

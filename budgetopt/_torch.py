@@ -170,6 +170,32 @@ def profiler_running() -> bool:
     return bool(_C._autograd._profiler_enabled())
 
 
+class MemoryProfiler:
+    """The CPU allocator's events and our own marks, and none of the operators' in between.
+
+    ``torch.profiler.profile`` notes each of them, which takes tens of megabytes of the very memory that is measured.
+    """
+
+    def __init__(self) -> None:
+        kind, options = _C._profiler.ProfilerState.KINETO, _C._profiler._ExperimentalConfig()
+        self._config = _C._profiler.ProfilerConfig(kind, False, True, False, False, False, options)
+        self._activities = {_C._profiler.ProfilerActivity.CPU}
+        self._events: Any = []
+
+    def start(self) -> None:
+        """From here on."""
+        _C._autograd._prepare_profiler(self._config, self._activities)
+        _C._autograd._enable_profiler(self._config, self._activities, {_C._profiler.RecordScope.USER_SCOPE})
+
+    def stop(self) -> None:
+        """To here."""
+        self._events = _C._autograd._disable_profiler().events()
+
+    def events(self) -> Any:
+        """What happened in between: objects with name(), start_ns(), end_ns(), nbytes(), device_type()."""
+        return self._events
+
+
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether ``torch.compile(module)`` made `module`, or ``module.compile()`` was called on it."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")  # loading dynamo takes a second, so never for this
@@ -177,9 +203,14 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def mark(name: str) -> Any:
-    """A named span in the profiler's event list (the slower way: ``torch.profiler.record_function``)."""
-    return _C._profiler._RecordFunctionFast(name)
+@contextmanager
+def mark(name: str) -> Iterator[None]:
+    """A named span in the event list of :class:`MemoryProfiler`; no operator, as ``record_function`` would be."""
+    span = _C._autograd._record_function_with_args_enter(name)
+    try:
+        yield
+    finally:
+        _C._autograd._record_function_with_args_exit(span)
 
 
 def is_zero(tensor: torch.Tensor) -> bool:
