@@ -64,7 +64,7 @@ def profile(
                 if died:
                     raise _does_not_fit(died, f"the first {size} examples can't be measured: {error}") from error
                 raise
-            died = died or str(error).partition("\n")[0]
+            died = died or f"{type(error).__name__}: {error}".partition("\n")[0]
         let_go(device)  # here the error is gone, and with it the tensors that its traceback held
     raise _does_not_fit(died, f"of the batch of {batch}, no two sizes fit" if batch > 1 else _ONE)
 

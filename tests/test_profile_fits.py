@@ -15,6 +15,7 @@ import torch
 import budgetopt
 from budgetopt import Profile, _device
 from budgetopt._problem import UNSEEN, to_problem
+from budgetopt._sample import first
 from budgetopt.solvers import memory
 from tests.models import conv_stack, dropout_stack, gpt2, gpt2_small, resnet, resnet_small
 from tests.outside_meter import allocated_peak, quiet_environment, resident_bytes, resident_peak
@@ -84,7 +85,7 @@ def test_it_takes_hardly_more_than_the_smallest_budget(name: str, monkeypatch: p
 LARGE: dict[str, Any] = {
     "gpt2": lambda: gpt2(6, 384, 2000, 8, 192),
     "resnet": lambda: resnet(
-        (3, 4, 6, 3), (128, 256, 512, 1024), stem=64, layer_type="bottleneck", batch=16, px=96, classes=100
+        (3, 4, 6, 3), (128, 256, 512, 1024), stem=64, layer_type="bottleneck", batch=32, px=112, classes=100
     ),
     "bert": lambda: bert(384, 6, 2000, 16, 128),
 }
@@ -92,8 +93,8 @@ LARGE: dict[str, Any] = {
 
 def print_peak(name: str) -> None:
     """What a child process runs."""
-    budgetopt.profile(*gpt2_small(), optimizer=None)  # loads what is loaded late, starts what is started once
     model, sample = LARGE[name]()
+    budgetopt.profile(model, first(sample, 4), optimizer=None)  # loads what is loaded late, makes kernels
     found: list[Profile] = []
     peak = resident_peak(lambda: found.append(budgetopt.profile(model, sample, optimizer=None)))
     resident = resident_bytes(model, sample)
