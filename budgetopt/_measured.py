@@ -17,10 +17,7 @@ from budgetopt._calibrate import codec_clock, own_costs
 from budgetopt._errors import ProfileError
 from budgetopt._fixed import Resident
 from budgetopt._leanest import least_memory
-<<<<<<< HEAD
 from budgetopt._optimizer import Footprint
-=======
->>>>>>> fits
 from budgetopt._passes import Pass, Scripts, run_taped
 from budgetopt._recorded import operators_of, recorded
 from budgetopt._regions import Survey, find_regions, layers, survey
@@ -49,11 +46,7 @@ class Measuring:
         batch: of the sample; 0 where its tensors share no first dimension. size: examples that are run.
     """
 
-<<<<<<< HEAD
     def __init__(self, model: torch.nn.Module, how: Step, batch: int, size: int, reserve: Footprint) -> None:
-=======
-    def __init__(self, model: torch.nn.Module, how: Step, batch: int, size: int, reserve: int) -> None:
->>>>>>> fits
         self.model = model
         self.batch = batch
         self.size = size
@@ -61,12 +54,8 @@ class Measuring:
         self.whole = how
         self.how = how if size == batch else Step(first(how.sample, size), how.loss, how.step)
         self.resident = Resident(model, how.sample)
-<<<<<<< HEAD
         self.reserve = reserve
         self.fixed = self.resident.fixed(reserve.state)
-=======
-        self.fixed = self.resident.fixed(reserve)
->>>>>>> fits
         self.states = random_states()
         self.paths: list[str] = []
 
@@ -130,10 +119,7 @@ class Measuring:
             codec_ns=codec_clock(self.resident.device, max(memory.tape.sizes, default=0)),
         )
         more = {"batch": self.size, "smaller": small, "one_size": one_size, "loss_guessed": self.how.guessed}
-<<<<<<< HEAD
         more |= {"optimizer_workspace": self.reserve.workspace, "optimizer_kind": self.reserve.kind}
-=======
->>>>>>> fits
         return done.model_copy(update={**more, "layers": tuple(layers(self.model, found, operators))})
 
     def _scaled(self, done: Profile, passes: Passes) -> Profile:

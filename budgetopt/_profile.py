@@ -14,14 +14,9 @@ import torch
 
 from budgetopt import _apply
 from budgetopt._errors import ProfileError
-<<<<<<< HEAD
 from budgetopt._fixed import device_of, require_plannable
 from budgetopt._measured import Measuring
 from budgetopt._optimizer import footprint
-=======
-from budgetopt._fixed import device_of, optimizer_bytes, require_plannable
-from budgetopt._measured import Measuring
->>>>>>> fits
 from budgetopt._out_of_memory import is_out_of_memory, let_go
 from budgetopt._problem import keep_all
 from budgetopt._sample import batch_of
@@ -64,11 +59,7 @@ def profile(
     for size in _sizes(batch):
         try:
             with _without_plan(model), untouched(model, sample):
-<<<<<<< HEAD
                 done = Measuring(model, how, batch, size, footprint(model, optimizer)).profile()
-=======
-                done = Measuring(model, how, batch, size, optimizer_bytes(model, optimizer)).profile()
->>>>>>> fits
             return done.model_copy(update={"peak_bytes": keep_all(done).peak})
         except Exception as error:
             if not is_out_of_memory(error):

@@ -171,11 +171,8 @@ class Profile(Saved):
 
     `batch` is the first dimension that all tensors of the sample share, 0 if they do not; `smaller` the step
     at a smaller one, from which other batch sizes are predicted, or None and `one_size` says why.
-<<<<<<< HEAD
     `optimizer_workspace` is what the optimizer's step needs on top of its state, the gradients and what else is alive
     after the backward pass; `optimizer_kind` tells for which optimizer that was found.
-=======
->>>>>>> fits
     `scaled_from`: the two batch sizes that were measured instead, where that of the sample did not fit.
     `replay_ns` is what running one operator again costs beside the operator itself. `peak_bytes` is the
     plain step's peak, resident bytes included, as the referee predicts it.
