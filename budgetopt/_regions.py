@@ -1,9 +1,10 @@
 """Find the regions of a model: the modules that a plan is written in.
 
 From the root down, the outermost modules that repeat (same class under one parent, called one after
-the other: transformer blocks, residual blocks); between them whole modules that hold at least 1 % of
-the activation bytes. A forward without a backward tells which modules are called and what autograd
-would save in each; nothing is held, so it fits wherever an inference pass does.
+the other: transformer blocks, residual blocks) and together hold at least 1 % of the activation bytes;
+between them whole modules that hold as much by themselves. A forward without a backward tells which
+modules are called and what autograd would save in each; nothing is held, so it fits wherever an
+inference pass does.
 """
 
 from __future__ import annotations
