@@ -1,15 +1,16 @@
 """Find the regions of a model: the modules that a plan is written in.
 
 From the root down, the outermost modules that repeat (same class under one parent, called one after
-the other: transformer blocks, residual blocks); between them whole modules that hold at least 1 % of
-the activation bytes. A forward without a backward tells which modules are called and what autograd
-would save in each; nothing is held, so it fits wherever an inference pass does.
+the other: transformer blocks, residual blocks) and together hold at least 1 % of the activation bytes;
+between them whole modules that hold as much by themselves. A forward without a backward tells which
+modules are called and what autograd would save in each; nothing is held, so it fits wherever an
+inference pass does.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -145,13 +146,18 @@ def find_regions(model: torch.nn.Module, found: Survey) -> list[str]:
 def _split(module: torch.nn.Module, found: Survey) -> list[torch.nn.Module]:
     """The repeated units inside `module`, taken apart further where their own units cover them."""
     units: list[torch.nn.Module] = []
+    alike: dict[type, list[torch.nn.Module]] = {}
     for child in _called_children(module, found):
-        if not _holds_enough(child, found):
+        alike.setdefault(type(child), []).append(child)
+    # A kind of child is weighed as a whole: each of a thousand layers holds a thousandth.
+    enough = {kind for kind, all_of in alike.items() if _hold_enough(all_of, found)}
+    for child in _called_children(module, found):
+        if type(child) not in enough:
             continue
         inner = _split(child, found)
         if inner and sum(found.bytes(unit) for unit in inner) >= COVER * found.bytes(child):
             units += inner
-        elif _repeats(child, module, found) and _rich(child, found):
+        elif len(alike[type(child)]) > 1 and _rich(child, found):
             units.append(child)
         else:
             units += inner
@@ -162,7 +168,7 @@ def _between(module: torch.nn.Module, units: set[torch.nn.Module], found: Survey
     """The largest modules that hold at least the least share and no unit."""
     rest: list[torch.nn.Module] = []
     for child in _called_children(module, found):
-        if child in units or not _holds_enough(child, found):
+        if child in units or not _hold_enough([child], found):
             continue
         if units.isdisjoint(child.modules()) and _plannable(child, found):
             rest.append(child)
@@ -180,18 +186,13 @@ def _called_children(module: torch.nn.Module, found: Survey) -> Iterator[torch.n
             yield from _called_children(child, found)
 
 
-def _holds_enough(module: torch.nn.Module, found: Survey) -> bool:
-    return found.bytes(module) >= LEAST_SHARE * found.total
+def _hold_enough(modules: Iterable[torch.nn.Module], found: Survey) -> bool:
+    return sum(map(found.bytes, modules)) >= LEAST_SHARE * found.total
 
 
 def _plannable(module: torch.nn.Module, found: Survey) -> bool:
     """Nothing inside forbids hooks, or is TorchScript, which computes other bits under hooks or a mode."""
     return not any(part in found.avoid or isinstance(part, torch.jit.ScriptModule) for part in module.modules())
-
-
-def _repeats(module: torch.nn.Module, parent: torch.nn.Module, found: Survey) -> bool:
-    kind = type(module)
-    return sum(type(other) is kind and _holds_enough(other, found) for other in _called_children(parent, found)) > 1
 
 
 def _rich(module: torch.nn.Module, found: Survey) -> bool:

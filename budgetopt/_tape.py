@@ -184,11 +184,14 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
 
     def _poll(self) -> None:
         """Storages that only our own aliases keep alive are dead to the user."""
-        for index in list(self._held):
+        for index in tuple(self._held):
             entry = self._storages[index]
             storage = entry.reference() if entry.reference is not None else None
+            # Asked before every operator, of what may be a thousand storages: most have other users as well.
+            if storage is None or _torch.storage_uses(storage) > len(entry.aliases):
+                continue
             entry.aliases = [a for a in entry.aliases if a() is not None]
-            if storage is not None and _torch.storage_uses(storage) == len({id(a()) for a in entry.aliases}):
+            if _torch.storage_uses(storage) == len({id(a()) for a in entry.aliases}):
                 self._died(index)
 
     # -- what recorders and regions tell ---------------------------------------------------------

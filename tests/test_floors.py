@@ -12,17 +12,6 @@ from tests.zoo_runs import case
 
 TOLERANCE = 0.005
 """Of the checkpointed peak, and of the budget."""
-FULL = [
-    pytest.param(
-        name,
-        marks=pytest.mark.xfail(
-            name == "deep residual",
-            reason="the smallest budget is found by descent from one region of all layers",
-            strict=True,  # whoever mends it is told
-        ),
-    )
-    for name in NAMES
-]
 
 
 def _check(name: str, size: str, count: int, time_limit: float) -> None:
@@ -44,6 +33,6 @@ def test_small(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", NAMES)
 def test_full(name: str) -> None:
     _check(name, "full", BUDGETS, time_limit=10.0)

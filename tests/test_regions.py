@@ -46,3 +46,8 @@ def test_blocks_with_nothing_inside_are_not() -> None:
 def test_transformer_blocks_and_what_is_large_between_them() -> None:
     paths = regions_of(*gpt2_small(2))
     assert {"transformer.h.0", "transformer.h.1"} < set(paths)
+
+
+def test_each_of_very_many_blocks_is_one_however_little_it_holds() -> None:
+    model = nn.Sequential(*(Chain(4) for _ in range(150)))  # each holds less than 1 %
+    assert regions_of(model, torch.randn(16, 8)) == [str(number) for number in range(150)]
