@@ -17,7 +17,7 @@ SECONDS = 1.0
 """For the solver: its best answer until then holds the budget too."""
 
 
-@pytest.mark.parametrize("share", [0.75, 0.5])
+@pytest.mark.parametrize("share", [pytest.param(0.75, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("name", DEEP)
 def test_under_the_budget_bit_for_bit(name: str, share: float) -> None:
     made = case(name, "small")

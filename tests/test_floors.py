@@ -27,7 +27,7 @@ def _check(name: str, size: str, count: int, time_limit: float) -> None:
     assert found.ratio <= 1 + TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gpt2", "densenet"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "densenet"])
 def test_small(name: str) -> None:
     _check(name, "small", 4, time_limit=1.0)
 
