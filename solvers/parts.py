@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .problem import OUTSIDE, Event, Kind, Operator, Problem, Region, Value
-from .timeline import Timeline, timeline, useful
+from .timeline import forward_spans, timeline, useful
 
 NO_LIMIT = 1 << 62
 """Budget of a part: its bytes are weighed by whoever puts parts together."""
@@ -79,19 +79,7 @@ class _Index:
         self.handles: dict[int, list[tuple[int, Event]]] = {}  # of a value: its events and where they are
         for at, _, v in self.line.handle_events:
             self.handles.setdefault(v, []).append((at, problem.events[at]))
-        self.forwards = _forwards(problem, self.line)
-
-
-def _forwards(problem: Problem, line: Timeline) -> dict[int, Span]:
-    """From entering a region, or its first operator where no entering is recorded, to leaving it."""
-    found: dict[int, Span] = {}
-    for at, (kind, index) in enumerate(problem.events):
-        region = index if kind in (Kind.ENTER, Kind.EXIT) else OUTSIDE
-        if kind == Kind.RUN:
-            region = problem.operators[index].region
-        if region != OUTSIDE:
-            found[region] = Span(found.get(region, Span(at, at)).start, at + 1)
-    return found
+        self.forwards = {w.region: Span(w.start, w.stop) for w in forward_spans(problem)}
 
 
 class _Builder:

@@ -225,7 +225,7 @@ def _coded(problem: Problem, inner: tuple[tuple[int, ...], ...], saved: tuple[bo
 
 def _windows(problem: Problem) -> tuple[Window, ...]:
     """Cut the events where a region's forward or backward begins or ends; the innermost region owns a stretch."""
-    spans = [*_forward_spans(problem), *_backward_spans(problem)]
+    spans = [*forward_spans(problem), *_backward_spans(problem)]
     cuts = sorted({0, len(problem.events)} | {s.start for s in spans} | {s.stop for s in spans})
     spans.sort(key=lambda span: (span.start, -span.stop))
     found: list[Window] = []
@@ -242,7 +242,7 @@ def _windows(problem: Problem) -> tuple[Window, ...]:
     return tuple(found)
 
 
-def _forward_spans(problem: Problem) -> list[Window]:
+def forward_spans(problem: Problem) -> list[Window]:
     """From entering a region, or its first operator where no entering is recorded, to leaving it."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
