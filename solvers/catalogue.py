@@ -54,6 +54,11 @@ class Catalogue:
         measure(root, fixed_bytes(problem), bare, _counted_twice(problem, found))
         return cls(problem, root, workshops)
 
+    @property
+    def engines(self) -> str:
+        """Names of the engines that answered so far, with their notes; "" if none did."""
+        return " and ".join(dict.fromkeys(name for shop in self.workshops.values() for name in shop.engines))
+
     def until(self, deadline: float) -> None:
         """Let the workshops work until then."""
         for workshop in self.workshops.values():
@@ -112,7 +117,7 @@ class Catalogue:
         few = sum(map(len, known.values())) <= _COLUMNS
         master = Master(self.root, budget, backend, lowest)
         for node, patterns in known.items():
-            ends = patterns[0], min(patterns, key=lambda p: (need(node, p), p)), min(patterns, key=lambda p: p.held)
+            ends = patterns[0], min(patterns, key=lambda p: (_need(node, p), p)), min(patterns, key=lambda p: p.held)
             for pattern in patterns if few else (*ends, picked[node]):
                 master.add(node, pattern)
         while True:
@@ -127,7 +132,7 @@ class Catalogue:
         """The best patterns for every budget up to a limit, out of those known now."""
         known = {node: list(workshop.patterns) for node, workshop in self.workshops.items()}
         options = {
-            node: [Option(p.cost_ns, p.held, need(node, p, (less or {}).get(node, (0, 0)))) for p in patterns]
+            node: [Option(p.cost_ns, p.held, _need(node, p, (less or {}).get(node, (0, 0)))) for p in patterns]
             for node, patterns in known.items()
         }
         return Picks(Recursion(self.root, options, limit), known)
@@ -154,7 +159,8 @@ class Picks(NamedTuple):
         return {node: self.known[node][number] for node, number in numbers.items()}
 
 
-def need(node: Node, pattern: Pattern, less: tuple[int, int] = (0, 0)) -> int:
+def _need(node: Node, pattern: Pattern, less: tuple[int, int] = (0, 0)) -> int:
+    """Highest bytes in both windows, what the regions around hold left out."""
     return max(pattern.forward + node.shift[0] + less[0], pattern.backward + node.shift[1] + less[1])
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pulp
 
 from .backends import Outcome, run
+from .errors import SolverError
 from .nest import Node, outside_in
 from .patterns import Pattern, Prices
 
@@ -78,7 +79,10 @@ class Master:
     def worth(self, seconds: float) -> Worth | None:
         """Solve; None if no mixture of the patterns fits, or no engine answers in time."""
         program = _Linear(self._root, self._nodes, self._columns, self._budget, self._lowest)
-        outcome = run(program.pulp, self._backend, seconds, 0.0)
+        try:
+            outcome = run(program.pulp, self._backend, seconds, 0.0)
+        except SolverError:
+            return None
         return program.worth(outcome) if outcome.found else None
 
 

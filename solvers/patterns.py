@@ -85,6 +85,7 @@ class Workshop:
 
     Attributes:
         patterns: those found, none of them worse than another one in everything.
+        engines: names of those that answered, each once, in that order.
         deadline: time.monotonic() after which no program is begun.
         bare: (forward, backward), the highest bytes in each window if nothing is stored or made again.
     """
@@ -97,6 +98,7 @@ class Workshop:
         forward, backward = (max(self._rows.fixed[span.start : span.stop]) for span in self._spans)
         self.bare = forward, backward
         self.patterns: list[Pattern] = []
+        self.engines: dict[str, None] = {}
         self._moving = useful(part.alone)[0]
         self._slow = False  # a program with exact rows met its time limit
         self._cuts: list[int] = []  # events that had exact rows, the latest last
@@ -183,6 +185,7 @@ class Workshop:
             outcome = run(program.close(), self._backend, left, _PRECISE)
         except SolverError:
             return Tried(-inf, False, None)
+        self.engines[outcome.engine] = None
         self._slow |= bool(cuts) and not outcome.proven
         bound = program.cost(outcome.bound)
         if not outcome.found:
@@ -210,7 +213,7 @@ class Workshop:
         return tuple(Choice) if halves else (Choice.KEEP, Choice.RECOMPUTE)
 
 
-_FIRST: dict[tuple[Problem, str], list[Pattern]] = {}
+_FIRST: dict[tuple[Problem, str], tuple[list[Pattern], dict[str, None]]] = {}
 _MOST_FIRST = 256
 
 
@@ -224,8 +227,9 @@ def first_patterns(part: Part, backend: str, deadline: float) -> Workshop:
             return workshop
         while len(_FIRST) >= _MOST_FIRST:
             del _FIRST[next(iter(_FIRST))]
-        _FIRST[key] = workshop.patterns
-    workshop.patterns = list(_FIRST[key])
+        _FIRST[key] = workshop.patterns, workshop.engines
+    patterns, engines = _FIRST[key]
+    workshop.patterns, workshop.engines = list(patterns), dict(engines)
     return workshop
 
 

@@ -24,7 +24,6 @@ from .nest import Node, outside_in
 from .patterns import Pattern
 from .problem import Choice, Problem, Solution
 
-_ENGINES = {"highs": "HiGHS", "cbc": "CBC"}
 _CONVERGED = 0.2  # of the gap asked for, between the cost of the best mixture and its bound
 _SEARCHING = 0.5  # of the time limit, at least, is left for the search when the first patterns are made
 _PRICED = 6  # budgets of a frontier for which bytes are priced
@@ -42,7 +41,7 @@ def regions(problem: Problem, backend: str = "auto", time_limit: float = 10.0, g
     Raises:
         InfeasibleError: no choice was found that the referee accepts. SolverError: ``backend`` is unknown.
     """
-    engine = order(backend)[0]  # an unknown name is an error even where no program is needed
+    order(backend)  # an unknown name is an error even where no program is needed
     deadline = monotonic() + time_limit
     kept = simulate(problem, [Choice.KEEP] * len(problem.values))
     if kept.peak <= problem.budget and kept.cost_ns == 0:
@@ -51,7 +50,9 @@ def regions(problem: Problem, backend: str = "auto", time_limit: float = 10.0, g
     if catalogue is None:
         return ilp(problem, backend, time_limit, gap)
     found = _Search(problem, catalogue, backend, deadline, gap).solve(time_limit)
-    return _judged(problem, found, catalogue, engine, gap)
+    if not catalogue.engines:  # it says why, and has an answer without one
+        return ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
+    return _judged(problem, found, catalogue, gap)
 
 
 def frontier(
@@ -62,7 +63,7 @@ def frontier(
     Raises:
         InfeasibleError: no choice was found for one of them. SolverError: ``backend`` is unknown.
     """
-    engine = order(backend)[0]
+    order(backend)
     deadline = monotonic() + time_limit
     catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
     if catalogue is None:
@@ -77,7 +78,7 @@ def frontier(
             catalogue.price(worth, exact=False)
     picks = catalogue.recursion()
     found = [(budget, simulate(problem, catalogue.choices(picks.within(budget)))) for budget in budgets]
-    return [_judged(replace(problem, budget=budget), one, catalogue, engine, gap) for budget, one in found]
+    return [_judged(replace(problem, budget=budget), one, catalogue, gap) for budget, one in found]
 
 
 def smallest(problem: Problem, backend: str = "auto", time_limit: float = 10.0) -> Simulation:
@@ -97,9 +98,9 @@ def smallest(problem: Problem, backend: str = "auto", time_limit: float = 10.0) 
     return min(best, found, key=lambda one: one.peak)
 
 
-def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, engine: str, gap: float) -> Solution:
+def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, gap: float) -> Solution:
     bound_ns = catalogue.bound_ns(problem.budget)
-    solution = answer(problem, found, f"regions, {_ENGINES[engine]}", "feasible", bound_ns)
+    solution = answer(problem, found, f"regions, {catalogue.engines or 'no engine answered'}", "feasible", bound_ns)
     return replace(solution, status="optimal") if solution.gap <= gap else solution
 
 

@@ -95,9 +95,10 @@ def test_a_broken_cbc_is_replaced_by_highs(
     _break_cbc(script, tmp_path, monkeypatch)
     monkeypatch.setattr(backends, "_GRACE", 0.0)
     limit = 2.0 if script == "sleep 60" else 10.0
-    solution = solve(problem, "ilp", "cbc", time_limit=limit)
-    assert "cbc failed" in solution.solver
-    assert solution.peak <= problem.budget
+    for solver in ("ilp", "regions"):
+        solution = solve(problem, solver, "cbc", time_limit=limit)
+        assert "cbc failed" in solution.solver
+        assert solution.peak <= problem.budget
 
 
 def test_without_any_engine_the_greedy_answer_comes_with_a_note(
@@ -105,16 +106,18 @@ def test_without_any_engine_the_greedy_answer_comes_with_a_note(
 ) -> None:
     _break_cbc("exit 3", tmp_path, monkeypatch)
     monkeypatch.setattr(backends, "has_highs", lambda: False)
-    solution = solve(problem, "ilp")
-    assert solution.solver.startswith("greedy (no MILP engine answered: cbc failed")
-    assert (solution.status, solution.bound_ns, solution.gap) == ("heuristic", 0, 1.0)
-    assert solution.choices == solve(problem, "greedy").choices
+    for solver in ("ilp", "regions"):
+        solution = solve(problem, solver)
+        assert solution.solver.startswith("greedy (no MILP engine answered: cbc failed")
+        assert (solution.status, solution.bound_ns, solution.gap) == ("heuristic", 0, 1.0)
+        assert solution.choices == solve(problem, "greedy").choices
 
 
 def test_a_missing_highs_is_replaced_by_cbc(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "has_highs", lambda: False)
-    assert solve(problem, "ilp", "auto").solver.startswith("ilp, CBC")
-    assert "highs failed: highspy is not installed" in solve(problem, "ilp", "highs").solver
+    for solver in ("ilp", "regions"):
+        assert solve(problem, solver, "auto").solver.startswith(f"{solver}, CBC")
+        assert "highs failed: highspy is not installed" in solve(problem, solver, "highs").solver
 
 
 def test_an_unknown_engine_is_an_error() -> None:
