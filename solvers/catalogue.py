@@ -35,6 +35,7 @@ class Catalogue:
         self.root, self.workshops = root, workshops
         self._values = len(problem.values)
         self._bounds: list[tuple[float, float]] = []  # nanoseconds at no budget, and per byte of it
+        self._engines: dict[str, None] = {}  # that answered for the whole step
 
     @classmethod
     def of(cls, problem: Problem, backend: str, deadline: float) -> Catalogue | None:
@@ -57,7 +58,8 @@ class Catalogue:
     @property
     def engines(self) -> str:
         """Names of the engines that answered so far, with their notes; "" if none did."""
-        return " and ".join(dict.fromkeys(name for shop in self.workshops.values() for name in shop.engines))
+        regions = {name: None for shop in self.workshops.values() for name in shop.engines}
+        return " and ".join(regions | self._engines)
 
     def until(self, deadline: float) -> None:
         """Let the workshops work until then."""
@@ -122,7 +124,10 @@ class Catalogue:
                 master.add(node, pattern)
         while True:
             worth = master.worth(max(0.1, deadline - monotonic()))
-            if worth is None or few:
+            if worth is None:
+                return None
+            self._engines[worth.engine] = None
+            if few:
                 return worth
             asked = [master.add(node, min(known[node], key=worth.prices(node).of)) for node in known]
             if not any(asked):

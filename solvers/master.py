@@ -31,6 +31,7 @@ class Worth(NamedTuple):
         windows: of the two windows of each region. gaps: of the gap inside each node, the root included.
         held: of what each region holds: the sum over all windows and gaps inside it.
         cost: of the best mixture of the known patterns, in nanoseconds or bytes. time: what a nanosecond is worth.
+        engine: who answered, with a note after a fallback.
     """
 
     windows: dict[Node, tuple[float, float]]
@@ -38,6 +39,7 @@ class Worth(NamedTuple):
     held: dict[Node, float]
     cost: float
     time: float
+    engine: str
 
     def prices(self, node: Node) -> Prices:
         """Of one region's bytes."""
@@ -119,7 +121,7 @@ class _Linear:
         for node in reversed(self._nodes):
             held[node] = gaps[node] + sum(held[child] + sum(windows[child]) for child in node.inside)
         objective = sum(share * outcome.values[x.name] for x, share in self._costs.items())
-        return Worth(windows, gaps, held, objective * self._unit, float(self._lowest is None))
+        return Worth(windows, gaps, held, objective * self._unit, float(self._lowest is None), outcome.engine)
 
     def _node(
         self,
