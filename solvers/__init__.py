@@ -3,7 +3,7 @@
 from .caching import Reserved, reserved
 from .errors import InfeasibleError, SolverError
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
-from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Solution, Value
+from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Segment, Solution, Value
 from .regions import frontier, regions, smallest
 from .solve import SOLVERS, solve
 from .timeline import Window
@@ -19,6 +19,7 @@ __all__ = [
     "Problem",
     "Region",
     "Reserved",
+    "Segment",
     "Simulation",
     "Solution",
     "SolverError",

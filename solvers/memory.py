@@ -10,6 +10,8 @@ Every solver's answer passes through :func:`simulate`. What is held, and until w
 * An FP16 value holds its half copy from its first pack to the death of its last handle; the first
   unpack adds a decoded copy. Replays want exact inputs, so one that reads it makes it again, and what
   that needs is held for the handles of the replayed value, not for those of the FP16 one.
+* A KEEP value that a segment stores (:mod:`budgetopt.solvers.segments`) is held from the segment's pass on; until
+  then what its operator reads is held, as for a value that is made again.
 * A RECOMPUTE value is made at its first unpack (:mod:`budgetopt.solvers.replay`) and stays until its
   last handle dies; what was made on the way stays only if handles of its own are waiting.
 """
@@ -24,8 +26,9 @@ from operator import add
 from time import monotonic
 
 from .choices import count, every
-from .problem import OUTSIDE, Choice, Problem, Value
+from .problem import OUTSIDE, Choice, Problem, Segment, Value
 from .replay import Replays
+from .segments import NONE, Late, late
 from .timeline import Timeline, Window, timeline
 
 CODEC_WORKSPACE = 4 << 20
@@ -42,7 +45,7 @@ class Simulation:
     Attributes:
         choices: normalised, one per value. peak: bytes, resident included. peak_event: its first position.
         cost_ns: replays, codecs and recording. replays: how often each operator is run again.
-        peaks: highest bytes at each event, its workspace included.
+        peaks: highest bytes at each event, its workspace included. segments: as given.
     """
 
     choices: tuple[Choice, ...]
@@ -51,16 +54,25 @@ class Simulation:
     cost_ns: int
     replays: tuple[int, ...]
     peaks: tuple[int, ...]
+    segments: tuple[Segment, ...] = ()
 
 
-def simulate(problem: Problem, choices: Sequence[Choice]) -> Simulation:
-    """The exact peak and cost of ``choices`` (one per value, normalised first) on the recorded step."""
+def simulate(problem: Problem, choices: Sequence[Choice], segments: Sequence[Segment] = ()) -> Simulation:
+    """The exact peak and cost of ``choices`` (one per value, normalised first) on the recorded step.
+
+    Raises:
+        ValueError: segments overlap without one lying in the other.
+    """
     line = timeline(problem)
     chosen = normalise(problem, choices)
+    stored = late(problem, line, chosen, segments)
     deltas, tops = list(line.deltas), list(line.tops)
-    hold(problem, line, chosen, deltas)
+    passing: dict[float, int] = {}
+    wanted = hold(problem, line, chosen, deltas, stored, passing)
     codec_ns = _store_halves(problem, line, chosen, deltas, tops)
     replays = Replays(problem, line, chosen, deltas, tops)
+    if stored.level:
+        replays.store_late(stored, wanted, passing)
     replays.walk()
     levels = accumulate(deltas, initial=problem.resident)
     next(levels)
@@ -70,9 +82,10 @@ def simulate(problem: Problem, choices: Sequence[Choice]) -> Simulation:
         choices=chosen,
         peak=peak,
         peak_event=peaks.index(peak) if peaks else OUTSIDE,
-        cost_ns=replays.cost_ns + codec_ns + _record_ns(problem, line, chosen),
+        cost_ns=replays.cost_ns + codec_ns + _record_ns(problem, line, chosen, stored),
         replays=tuple(replays.counts),
         peaks=peaks,
+        segments=tuple(segments),
     )
 
 
@@ -124,60 +137,83 @@ def _legal(line: Timeline, v: int, value: Value, choice: Choice) -> Choice:
     return choice if line.saved[v] else Choice.RECOMPUTE
 
 
-def hold(problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: list[int]) -> list[int]:
+def hold(
+    problem: Problem,
+    line: Timeline,
+    chosen: Sequence[Choice],
+    deltas: list[int],
+    stored: Late = NONE,
+    passing: dict[float, int] | None = None,
+) -> list[float]:
     """Book kept storages and generator states beyond the user's own use of them, in ``deltas``.
 
-    Returns until when (an event) each value that is not kept may still be asked for; -1 where no replay can want it.
+    Args:
+        passing: filled with bytes that are let go when a segment's pass ends, by the time of the pass.
+
+    Returns until when (an event) each value that is not kept, or kept late, may still be asked for; -1 where no
+    replay can want it.
     """
-    until, states, wanted = holds(problem, line, chosen)
+    passing = {} if passing is None else passing
+    until, states, wanted = holds(problem, line, chosen, stored)
     for i, end in states:
-        _add(deltas, problem.operators[i].rng_bytes, line.run_at[i], end)
+        _add(deltas, problem.operators[i].rng_bytes, line.run_at[i], end, passing)
     for storage, end in until.items():
         if line.born_at[storage] < len(deltas) and end > line.die_at[storage]:
-            _add(deltas, problem.storages[storage], line.die_at[storage], end)
+            _add(deltas, problem.storages[storage], line.die_at[storage], end, passing)
     return wanted
 
 
 def holds(
-    problem: Problem, line: Timeline, chosen: Sequence[Choice]
-) -> tuple[dict[int, int], list[tuple[int, int]], list[int]]:
+    problem: Problem, line: Timeline, chosen: Sequence[Choice], stored: Late = NONE
+) -> tuple[dict[int, float], list[tuple[int, float]], list[float]]:
     """Until when (events) the executor holds storages, by number, and generator states, as (operator, end).
 
     One pass against the order of the forward: an operator may be replayed for as long as something that
-    it makes, and that is not kept, may still be asked for. Until when that is so for each value is third.
+    it makes, and that is not kept, may still be asked for; and what is stored late, until it is stored.
+    Until when each value may be asked for is third.
     """
-    keep = Choice.KEEP
-    wanted = [at if choice == Choice.RECOMPUTE else -1 for at, choice in zip(line.released_at, chosen, strict=True)]
-    until: dict[int, int] = {}
-    states: list[tuple[int, int]] = []
+    keep, level = Choice.KEEP, stored.level
+    wanted: list[float] = [
+        at if choice == Choice.RECOMPUTE else -1 for at, choice in zip(line.released_at, chosen, strict=True)
+    ]
+    until: dict[int, float] = {}
+    states: list[tuple[int, float]] = []
+    for v in level:
+        wanted[v] = line.released_at[v]
     for v, choice in enumerate(chosen):
-        if choice == keep and line.saved[v]:
+        if choice == keep and line.saved[v] and v not in level:
             _extend(until, problem.values[v].storage, line.released_at[v])
     for i in line.makers:
         operator = problem.operators[i]
         end = max(wanted[w] if chosen[w] != keep else -1 for w in operator.writes)
+        if level:
+            storing = (min(wanted[w], stored.begins[level[w]]) for w in operator.writes if w in level)
+            end = max(end, max(storing, default=-1))
         if end < 0:
             continue
         if operator.rng_bytes:
             states.append((i, end))
         for u in line.reads[i]:
-            if chosen[u] != keep and problem.values[u].region == operator.region:
+            if u in level or (chosen[u] != keep and problem.values[u].region == operator.region):
                 wanted[u] = max(wanted[u], end)
             else:
                 _extend(until, problem.values[u].storage, end)
     return until, states, wanted
 
 
-def _extend(until: dict[int, int], storage: int, end: int) -> None:
+def _extend(until: dict[int, float], storage: int, end: float) -> None:
     until[storage] = max(end, until.get(storage, -1))
 
 
-def _add(deltas: list[int], size: int, start: int, stop: int) -> None:
-    """``size`` more bytes from event ``start`` until event ``stop``; positions past the end are never."""
+def _add(deltas: list[int], size: int, start: int, stop: float, passing: dict[float, int]) -> None:
+    """``size`` more bytes from event ``start`` until ``stop``, an event or a pass; what is past the end is never."""
     if size and start < stop:
         deltas[start] += size
         if stop < len(deltas):
-            deltas[stop] -= size
+            if stop == int(stop):
+                deltas[int(stop)] -= size
+            else:
+                passing[stop] = passing.get(stop, 0) + size
 
 
 def _store_halves(
@@ -189,19 +225,20 @@ def _store_halves(
         if choice != Choice.FP16 or at == len(deltas):
             continue
         value = problem.values[v]
-        _add(deltas, value.half_bytes, at, line.released_at[v])
+        _add(deltas, value.half_bytes, at, line.released_at[v], {})
         tops[at] = min(problem.storages[value.storage], CODEC_WORKSPACE)
         codec_ns += value.codec_ns
     return codec_ns
 
 
-def _record_ns(problem: Problem, line: Timeline, chosen: Sequence[Choice]) -> int:
-    """A region is recorded as soon as one of its saved values is not kept."""
+def _record_ns(problem: Problem, line: Timeline, chosen: Sequence[Choice], stored: Late) -> int:
+    """A region is recorded as soon as one of its saved values is not kept from the forward on."""
     recorded = {
         value.region
         for value, choice, saved in zip(problem.values, chosen, line.saved, strict=True)
         if saved and choice != Choice.KEEP
     }
+    recorded |= {problem.values[v].region for v in stored.level}
     return sum(problem.regions[g].record_ns for g in recorded)
 
 

@@ -48,6 +48,13 @@ class Event(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
 
 
+class Segment(NamedTuple):
+    """Regions ``first`` to ``last``: what they keep is stored when they are run again (:mod:`.segments`)."""
+
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """One version of one storage, made inside a region.
@@ -63,6 +70,8 @@ class Value:
             another region reads or saves, what the user's code holds anyway, and what is excluded.
         half_bytes: bytes in fp16; 0 where fp16 is not offered.
         codec_ns: time to store to fp16 and load back, once each.
+        crossing: not droppable only because other regions read or save it. Such a value is kept, but a
+            segment that holds all those regions may store it late.
     """
 
     storage: int
@@ -73,6 +82,7 @@ class Value:
     droppable: bool = True
     half_bytes: int = 0
     codec_ns: int = 0
+    crossing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +166,7 @@ class Solution:
         status: ``"optimal"`` (within the gap), ``"feasible"`` (limit reached) or ``"heuristic"``.
         solver: name of the method and the engine, with a note where a fallback answered.
         window_peaks: highest bytes in each window (see :func:`budgetopt.solvers.memory.windows`).
+        segments: rows of regions that are run again as one.
     """
 
     choices: tuple[Choice, ...]
@@ -166,6 +177,7 @@ class Solution:
     status: str = "heuristic"
     solver: str = ""
     window_peaks: tuple[int, ...] = field(default=(), repr=False)
+    segments: tuple[Segment, ...] = ()
 
     @property
     def gap(self) -> float:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .problem import Choice, Kind, Problem
+from .problem import OUTSIDE, Choice, Kind, Problem
+from .segments import NONE, Late
 from .timeline import Timeline
 
 
@@ -21,11 +22,16 @@ class Replays:
 
     __slots__ = (
         "_decoded",
+        "_inner",
+        "_late",
         "_line",
         "_made",
+        "_passing",
         "_pending",
         "_problem",
         "_sizes",
+        "_stored",
+        "_wanted",
         "chosen",
         "cost_ns",
         "counts",
@@ -41,13 +47,35 @@ class Replays:
         self._made: set[int] = set()
         self._decoded: set[int] = set()
         self._pending = [0] * len(problem.values)
+        self._late: set[int] = set()  # to be stored by the pass of a segment that has not come yet
+        self._inner = line.inner
+        self._stored: Late = NONE
+        self._wanted: list[float] = []
+        self._passing: dict[float, int] = {}
         self.deltas, self.tops = deltas, tops
         self.cost_ns = 0
         self.counts = [0] * len(problem.operators)
 
+    def store_late(self, stored: Late, wanted: list[float], passing: dict[float, int]) -> None:
+        """Let :meth:`walk` run the passes of segments.
+
+        Args:
+            wanted: until when each value may be asked for. passing: bytes that are let go when a pass ends.
+        """
+        self._stored, self._wanted, self._passing = stored, wanted, passing
+        self._late = set(stored.level)
+        regions = [value.region for value in self._problem.values]
+        self._inner = tuple(
+            tuple(u for u in reads if operator.region != OUTSIDE and (regions[u] == operator.region or u in self._late))
+            for operator, reads in zip(self._problem.operators, self._line.reads, strict=True)
+        )
+
     def walk(self) -> None:
         """Book every handle event of the step, in order."""
+        passes = self._stored.at
         for at, kind, value in self._line.handle_events:
+            for segment in passes.get(at, ()) if passes else ():
+                self._pass(at, segment)
             choice = self.chosen[value]
             if choice == Choice.FP16:
                 self._coded(at, kind, value)
@@ -58,7 +86,7 @@ class Replays:
         """Most bytes of a replay of ``target`` above those of its result, and its time, with nothing made before."""
         spent = self.cost_ns
         deltas, tops, self.deltas, self.tops = self.deltas, self.tops, [0], [0]
-        self._replay(0, target)
+        self._replay(0, (target,))
         self._made.discard(target)
         top = self.tops[0]
         self.deltas, self.tops = deltas, tops
@@ -77,15 +105,32 @@ class Replays:
             self._pending[value] += 1
         elif kind == Kind.UNPACK:
             if value not in self._made:
-                self._replay(at, value)
+                self._replay(at, (value,))
         else:
             self._pending[value] -= 1
             if not self._pending[value] and value in self._made:
                 self._made.remove(value)
                 self.deltas[at] -= self._sizes[value]
 
-    def _replay(self, at: int, target: int) -> None:
-        operators, readers = self._needed(target)
+    def _pass(self, at: int, segment: int) -> None:
+        """Run a segment again: what it stores stays, and nothing else that is made on the way does."""
+        now = self._stored.begins[segment]
+        targets = [v for v, level in self._stored.level.items() if level == segment and self._wanted[v] >= now]
+        waiting, self._pending = self._pending, [0] * len(self._pending)
+        self._replay(at, targets)
+        self._pending = waiting
+        self._made.difference_update(targets)
+        self._late.difference_update(targets)
+        for v in targets:
+            end = self._wanted[v]
+            if end != int(end):
+                self._passing[end] = self._passing.get(end, 0) + self._sizes[v]
+            elif end < len(self.deltas):
+                self.deltas[int(end)] -= self._sizes[v]
+        self._change(at, -self._passing.pop(now, 0), 0)
+
+    def _replay(self, at: int, targets: Sequence[int]) -> None:
+        operators, readers = self._needed(targets)
         level = top = 0
         for i in operators:
             operator = self._problem.operators[i]
@@ -95,18 +140,22 @@ class Replays:
             level -= self._free(i, again, readers)
             self.cost_ns += operator.time_ns
             self.counts[i] += 1
-        self.deltas[at] += level
-        self.tops[at] = max(self.tops[at], top - level)
+        self._change(at, level, top)
 
-    def _needed(self, target: int) -> tuple[list[int], dict[int, int]]:
+    def _change(self, at: int, level: int, top: int) -> None:
+        """Bytes that an event adds, and most of them on the way; it may have added others before."""
+        self.deltas[at] += level
+        self.tops[at] = max(self.tops[at], top) - level
+
+    def _needed(self, targets: Sequence[int]) -> tuple[list[int], dict[int, int]]:
         """The operators of a replay in forward order, and how many of them read each value it makes.
 
-        The target counts one reader more: the backward pass that asked for it.
+        A target counts one reader more: whoever asked for it.
         """
-        values, inner, chosen, made = self._problem.values, self._line.inner, self.chosen, self._made
-        readers = {target: 1}
+        values, inner, chosen, made, late = self._problem.values, self._inner, self.chosen, self._made, self._late
+        readers = dict.fromkeys(targets, 1)
         operators: set[int] = set()
-        waiting = [target]
+        waiting = list(targets)
         while waiting:
             i = values[waiting.pop()].operator
             if i in operators:
@@ -115,7 +164,7 @@ class Replays:
             for u in inner[i]:
                 if u in readers:
                     readers[u] += 1
-                elif chosen[u] != Choice.KEEP and u not in made:
+                elif (chosen[u] != Choice.KEEP or u in late) and u not in made:
                     readers[u] = 1
                     waiting.append(u)
         return sorted(operators), readers
@@ -133,7 +182,7 @@ class Replays:
                 self._made.remove(previous)
             else:
                 grown += self._sizes[w]
-            if w in self._made or self.chosen[w] == Choice.KEEP:
+            if w in self._made or (self.chosen[w] == Choice.KEEP and w not in self._late):
                 again.append(w)
             else:
                 self._made.add(w)
@@ -142,7 +191,7 @@ class Replays:
     def _free(self, i: int, again: list[int], readers: dict[int, int]) -> int:
         """Bytes that nobody needs once operator ``i`` has run."""
         done = []
-        for u in self._line.inner[i]:
+        for u in self._inner[i]:
             if u in readers:
                 readers[u] -= 1
                 done.append(u)

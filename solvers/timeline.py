@@ -39,6 +39,7 @@ class Timeline:
         reads: what each operator reads, once each. inner: those of them made by its own region.
         makers: operators with a region that write values, in reverse order.
         handle_events: (position, kind, value) of every pack, unpack and handle death.
+        reach: the last region that uses each value. crossing: kept values that a segment may store late.
         kept: values that every choice keeps. coded: values that are kept or stored in fp16, but never made
             again. decided: values that may be chosen, in order.
     """
@@ -55,6 +56,8 @@ class Timeline:
     inner: tuple[tuple[int, ...], ...]
     makers: tuple[int, ...]
     handle_events: tuple[tuple[int, Kind, int], ...]
+    reach: tuple[int, ...]
+    crossing: frozenset[int]
     kept: frozenset[int]
     coded: frozenset[int]
     decided: tuple[int, ...]
@@ -117,7 +120,8 @@ def _index(problem: Problem) -> Timeline:
     deltas, tops = _bare_levels(problem, born_at, die_at)
     saved, packed_at, released_at = _handles(problem)
     coded = _coded(problem, inner, saved)
-    kept = _kept(problem) - coded
+    kept, crossing = _kept(problem)
+    kept -= coded
     free = (v for v, value in enumerate(problem.values) if value.last and v not in kept)
     makers = (i for i, operator in enumerate(problem.operators) if operator.region != OUTSIDE and operator.writes)
     return Timeline(
@@ -133,6 +137,8 @@ def _index(problem: Problem) -> Timeline:
         inner=inner,
         makers=tuple(reversed(tuple(makers))),
         handle_events=_handle_events(problem),
+        reach=_reach(problem),
+        crossing=crossing,
         kept=kept,
         coded=coded,
         decided=tuple(free),
@@ -191,13 +197,33 @@ def _handles(problem: Problem) -> tuple[tuple[bool, ...], tuple[int, ...], tuple
     return tuple(end >= 0 for end in released_at), tuple(packed_at), tuple(released_at)
 
 
-def _kept(problem: Problem) -> frozenset[int]:
-    """What every choice keeps, found in the order in which values are made.
+def _reach(problem: Problem) -> tuple[int, ...]:
+    """The last region that makes, reads or saves each value."""
+    reach = [value.region for value in problem.values]
+    region = OUTSIDE
+    for kind, index in problem.events:
+        used: tuple[int, ...] = ()
+        if kind == Kind.ENTER:
+            region = index
+        elif kind == Kind.EXIT:
+            region = OUTSIDE
+        elif kind == Kind.RUN and problem.operators[index].region != OUTSIDE:
+            used = problem.operators[index].reads
+        elif kind == Kind.PACK:
+            used = (problem.handles[index],)
+        for v in used:
+            reach[v] = max(reach[v], region if kind == Kind.PACK else problem.operators[index].region)
+    return tuple(reach)
+
+
+def _kept(problem: Problem) -> tuple[frozenset[int], frozenset[int]]:
+    """What every choice keeps, and of that what a segment may store late, in the order in which values are made.
 
     An earlier version of a storage cannot be held, so an operator that reads one that cannot be made
     again is itself not replayable, and what it writes is kept in turn (as far as that is a last version).
     """
     kept: set[int] = set()
+    crossing: set[int] = set()
     values = problem.values
     for v, value in enumerate(values):
         if value.operator == OUTSIDE or value.region == OUTSIDE:
@@ -208,7 +234,9 @@ def _kept(problem: Problem) -> frozenset[int]:
         lost = any(not values[u].last and (u in kept or values[u].region != operator.region) for u in operator.reads)
         if lost or not operator.replayable or not value.droppable:
             kept.add(v)
-    return frozenset(kept)
+            if value.crossing and value.last and operator.replayable and not lost:
+                crossing.add(v)
+    return frozenset(kept), frozenset(crossing)
 
 
 def _coded(problem: Problem, inner: tuple[tuple[int, ...], ...], saved: tuple[bool, ...]) -> frozenset[int]:
@@ -257,13 +285,20 @@ def forward_spans(problem: Problem) -> list[Window]:
 
 
 def _backward_spans(problem: Problem) -> list[Window]:
-    """From the first unpack or handle death of a region's values after the forward to the last."""
+    """From the first unpack or handle death after the forward of what a region saved of its own to the last."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
+    own: set[int] = set()
+    inside = OUTSIDE
     backward = False
     for at, (kind, index) in enumerate(problem.events):
-        backward = backward or kind == Kind.FORWARD_END
-        if backward and kind in (Kind.UNPACK, Kind.HANDLE_DIE):
+        if kind in (Kind.ENTER, Kind.EXIT):
+            inside = index if kind == Kind.ENTER else OUTSIDE
+        elif kind == Kind.FORWARD_END:
+            backward = True
+        elif kind == Kind.PACK and inside in (OUTSIDE, problem.values[problem.handles[index]].region):
+            own.add(index)
+        elif backward and kind in (Kind.UNPACK, Kind.HANDLE_DIE) and index in own:
             region = problem.values[problem.handles[index]].region
             first.setdefault(region, at)
             last[region] = at

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .memory import CODEC_WORKSPACE, holds, normalise
-from .problem import Choice, Kind, Problem
+from .problem import Choice, Kind, Problem, Segment
 from .replay import Replays
+from .segments import late
 from .timeline import Timeline, timeline
 
 Name = tuple[str, int]
@@ -28,19 +29,22 @@ class Action(NamedTuple):
 
 
 def trace(
-    problem: Problem, choices: Sequence[Choice], pieces: Mapping[int, Sequence[int]] | None = None
+    problem: Problem,
+    choices: Sequence[Choice],
+    pieces: Mapping[int, Sequence[int]] | None = None,
+    segments: Sequence[Segment] = (),
 ) -> tuple[Action, ...]:
     """The blocks of a step under ``choices``, in order. What is resident is there before and not among them.
 
     Args:
         pieces: the blocks that an operator's workspace consists of, by operator; one block where nothing is said.
     """
-    return _Tracer(problem, choices, pieces or {}).actions()
+    return _Tracer(problem, choices, pieces or {}, segments).actions()
 
 
-def alive(problem: Problem, choices: Sequence[Choice], event: int) -> dict[Name, int]:
+def alive(problem: Problem, choices: Sequence[Choice], event: int, segments: Sequence[Segment] = ()) -> dict[Name, int]:
     """The blocks that are there when most bytes are during an event: bytes by what each was taken for."""
-    tracer = _Tracer(problem, choices, {})
+    tracer = _Tracer(problem, choices, {}, segments)
     there: dict[int, int] = {}
     highest: dict[int, int] = {}
     for action in tracer.actions():
@@ -67,29 +71,40 @@ class _Tracer:
         names: what each block was taken for.
     """
 
-    def __init__(self, problem: Problem, choices: Sequence[Choice], pieces: Mapping[int, Sequence[int]]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        choices: Sequence[Choice],
+        pieces: Mapping[int, Sequence[int]],
+        segments: Sequence[Segment],
+    ) -> None:
         self._problem, self._line, self._pieces = problem, timeline(problem), pieces
         self._chosen = normalise(problem, choices)
+        self._stored = late(problem, self._line, self._chosen, segments)
         self._events: list[list[Action]] = [[] for _ in problem.events]
         self._open: dict[Name, tuple[int, int]] = {}
+        self.ending: dict[float, list[Name]] = {}  # what goes back when a segment's pass ends
         self.names: list[Name] = []
 
     def actions(self) -> tuple[Action, ...]:
-        self._storages()
+        wanted = self._storages()
         self._halves()
         self._workspaces()
-        _LoggedReplays(self, self._problem, self._line, self._chosen).walk()
+        replays = _LoggedReplays(self, self._problem, self._line, self._chosen)
+        replays.store_late(self._stored, wanted, {})
+        replays.walk()
         return tuple(action for event in self._events for action in event)
 
     # What lives from one event to another
 
-    def _storages(self) -> None:
+    def _storages(self) -> list[float]:
         """Storages until the user's code and the executor have let go, generator states for as long as they are held.
 
         Where both happen at one event, storages come first, as they do when a closure's references are dropped.
+        Returns until when each value may be asked for.
         """
         never = len(self._events)
-        until, states, _ = holds(self._problem, self._line, self._chosen)
+        until, states, wanted = holds(self._problem, self._line, self._chosen, self._stored)
         for storage, (born, died) in enumerate(zip(self._line.born_at, self._line.die_at, strict=True)):
             if born < never:
                 self._life(
@@ -97,6 +112,7 @@ class _Tracer:
                 )
         for i, end in states:
             self._life(("state", i), self._problem.operators[i].rng_bytes, self._line.run_at[i], end)
+        return wanted
 
     def _halves(self) -> None:
         """Half copies, and what storing them takes on top."""
@@ -112,11 +128,17 @@ class _Tracer:
             if kind == Kind.RUN:
                 self.workspace(at, i)
 
-    def _life(self, name: Name, size: int, start: int, stop: int) -> None:
+    def _life(self, name: Name, size: int, start: int, stop: float) -> None:
         if start < stop:
             self.take(start, name, size)
-            if stop < len(self._events):
-                self.give(stop, name)
+            self.until(stop, name)
+
+    def until(self, stop: float, name: Name) -> None:
+        """The block goes back at an event or when a pass ends; never, if that is past the end."""
+        if stop != int(stop):
+            self.ending.setdefault(stop, []).append(name)
+        elif stop < len(self._events):
+            self.give(int(stop), name)
 
     # Single actions
 
@@ -177,6 +199,16 @@ class _LoggedReplays(Replays):
         super()._dropped(at, kind, value)
         if there and value not in self._made:
             self._tracer.give(at, ("made", value))
+
+    def _pass(self, at: int, segment: int) -> None:
+        self._at = at
+        unstored = set(self._late)
+        super()._pass(at, segment)
+        for v in sorted(unstored - self._late):
+            self._tracer.rename(("made", v), ("late", v))
+            self._tracer.until(self._wanted[v], ("late", v))
+        for name in self._tracer.ending.pop(self._stored.begins[segment], ()):
+            self._tracer.give(at, name)
 
     def _write(self, writes: tuple[int, ...], readers: dict[int, int]) -> tuple[int, list[int]]:
         grown, again = 0, []

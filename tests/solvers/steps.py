@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from budgetopt.solvers.problem import OUTSIDE, Event, Kind, Operator, Problem, Region, Value
+from budgetopt.solvers.problem import OUTSIDE, Event, Kind, Operator, Problem, Region, Segment, Value
 
 
 @dataclass
@@ -130,7 +130,8 @@ def chain(layers: int, size: int, time: int = 1, record_ns: int = 0, half: int =
 def network(rng: Random, regions: int, operators: int, halves: bool = True, sizes: int = 40) -> Step:
     """A random model: regions in a row, each with branches, writes in place, random and blocked operators.
 
-    A region's last output is what the next one reads, so it is not droppable; its backward is the plain one.
+    A region's last output is what the next one reads, so it is not droppable, but crossing; its backward is the plain
+    one.
     """
     step = Step(resident=rng.randint(0, 20))
     previous = step.make(OUTSIDE, rng.randint(1, sizes))
@@ -156,11 +157,27 @@ def network(rng: Random, regions: int, operators: int, halves: bool = True, size
             step.die(v)
         previous = local[-1]
         last = step.values[previous]
-        step.values[previous] = replace(last, droppable=False)
+        step.values[previous] = replace(last, droppable=False, crossing=True)
     if rng.random() < 0.1:  # fp16 alone is allowed
         step.operators = [replace(operator, replayable=False) for operator in step.operators]
     _random_backward(step, rng, tape, previous, sizes)
     return step
+
+
+def rows(rng: Random, regions: int) -> list[Segment]:
+    """Random segments: each in another one, or beside it."""
+    found: list[Segment] = []
+    waiting = [(0, regions)]
+    while waiting:
+        start, stop = waiting.pop()
+        if start >= stop:
+            continue
+        first = rng.randrange(start, stop)
+        last = rng.randrange(first, stop)
+        if (start, stop) != (first, last + 1) or Segment(first, last) not in found:
+            found.append(Segment(first, last))
+        waiting += [(last + 1, stop), (first, last)] if rng.random() < 0.6 else []
+    return found
 
 
 def _random_operator(step: Step, rng: Random, g: int, reads: tuple[int, ...], halves: bool, sizes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from random import Random
 
@@ -9,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from budgetopt.solvers import OUTSIDE, Choice, Kind, Problem, simulate
+from budgetopt.solvers import OUTSIDE, Choice, Kind, Problem, Segment, simulate
 from budgetopt.solvers.memory import CODEC_WORKSPACE
 from budgetopt.solvers.trace import Action, trace
 
-from .steps import Step, chain, network, transformer
+from .steps import Step, chain, network, rows, transformer
 
 K, R, H = Choice.KEEP, Choice.RECOMPUTE, Choice.FP16
 
@@ -34,9 +35,9 @@ def peaks(problem: Problem, actions: tuple[Action, ...]) -> list[int]:
     return found
 
 
-def check(problem: Problem, choices: list[Choice]) -> None:
-    actions = trace(problem, choices)
-    assert list(simulate(problem, choices).peaks) == peaks(problem, actions)
+def check(problem: Problem, choices: list[Choice], segments: Sequence[Segment] = ()) -> None:
+    actions = trace(problem, choices, segments=segments)
+    assert list(simulate(problem, choices, segments).peaks) == peaks(problem, actions)
     taken: dict[int, int] = {}
     for _, block, size in actions:  # what goes back was taken, once, and is as large as it was
         if size > 0:
@@ -52,6 +53,14 @@ def test_the_trace_adds_up_to_the_referees_peaks(random: Random) -> None:
     problem = network(random, random.randint(1, 3), random.randint(1, 10)).problem()
     for _ in range(4):
         check(problem, [random.choice([K, R, H]) for _ in problem.values])
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False))
+def test_passes_of_segments_block_by_block(random: Random) -> None:
+    problem = network(random, random.randint(2, 6), random.randint(1, 6)).problem()
+    for _ in range(4):
+        check(problem, [random.choice([K, K, R]) for _ in problem.values], rows(random, len(problem.regions)))
 
 
 @pytest.mark.parametrize("halves", [False, True])
