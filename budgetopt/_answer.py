@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from budgetopt._fingerprint_digest import digest
 from budgetopt._numbering import Numbering
 from budgetopt._plan import Decision, Plan, Prediction, RegionPlan, compress
 from budgetopt._problem import CHOICES, describe_event
 from budgetopt._reserved import reserved_bytes
-from budgetopt._schema import Profile
+from budgetopt._schema import Profile, RegionRecord
 from budgetopt.solvers.problem import OUTSIDE, Choice, Problem, Solution
+from budgetopt.solvers.segments import chains, in_order, late
+from budgetopt.solvers.timeline import timeline
 
 
 def to_plan(
@@ -25,12 +27,7 @@ def to_plan(
     exclude: Iterable[str],
 ) -> Plan:
     """A solution with its names back: decisions by region, call, operator and slot."""
-    saved = set(profile.handles)
-    regions = [
-        _region_plan(profile, problem, solution, saved, number)
-        for number, _ in enumerate(profile.regions)
-        if any(problem.values[v].region == number and solution.choices[v] != Choice.KEEP for v in saved)
-    ]
+    words = _Words(profile, problem, solution)
     return Plan(
         budget_bytes=budget,
         headroom_bytes=headroom,
@@ -41,14 +38,14 @@ def to_plan(
             overhead=solution.cost_ns / profile.step_ns if profile.step_ns else 0.0,
             extra_ns=solution.cost_ns,
             peak_at=describe_event(profile, solution.peak_event),
-            reserved_bytes=reserved_bytes(profile, problem, solution.choices),
+            reserved_bytes=reserved_bytes(profile, problem, solution.choices, solution.segments),
         ),
         solver=solution.solver,
         status=solution.status,
         gap=round(solution.gap, 6),
         allow=tuple(c for c in CHOICES if c in set(allow) | {"keep"}),
         exclude=tuple(exclude),
-        regions=tuple(regions),
+        regions=tuple(map(words.plan, words.planned)),
         calls=dict(Counter(record.path for record in profile.regions)),
         fingerprint=digest(profile.fingerprint),
         environment=profile.environment,
@@ -58,67 +55,94 @@ def to_plan(
 
 def every_region(profile: Profile, problem: Problem, choices: tuple[Choice, ...]) -> list[RegionPlan]:
     """Of all region calls, those that keep everything too, with every operator recorded: as a profiling step runs."""
-    solution, saved = Solution(choices, 0, OUTSIDE, 0), set(profile.handles)
-    return [_region_plan(profile, problem, solution, saved, number).exact() for number in range(len(profile.regions))]
+    words = _Words(profile, problem, Solution(choices, 0, OUTSIDE, 0))
+    return [words.plan(number).exact() for number in range(len(profile.regions))]
 
 
-def _region_plan(profile: Profile, problem: Problem, solution: Solution, saved: set[int], number: int) -> RegionPlan:
-    record = profile.regions[number]
-    replayed = _may_be_replayed(problem, solution, number)
-    decisions: list[Decision] = []
-    numbering = Numbering()
-    for index in record.operators:
-        operator = profile.operators[index]
-        nth = numbering.next(operator.name)
-        for slot, value in operator.slots:
-            choice = _word(problem, solution, replayed, saved, value)
-            if choice is not None:
-                decisions.append(
-                    Decision(
+class _Words:
+    """A solution in words, region by region.
+
+    Attributes:
+        planned: numbers of the regions that do not just keep everything from the forward on.
+    """
+
+    def __init__(self, profile: Profile, problem: Problem, solution: Solution) -> None:
+        self._profile, self._problem, self._chosen = profile, problem, solution.choices
+        self._segments = chains(in_order(solution.segments))
+        self._level = late(problem, timeline(problem), solution.choices, solution.segments).level
+        self._saved = set(profile.handles)
+        self._replayed = self._may_be_replayed()
+        self._read = {v for i in self._replayed for v in problem.operators[i].reads}
+        dropped = {problem.values[v].region for v in self._saved if solution.choices[v] != Choice.KEEP}
+        self.planned = sorted((dropped | set(self._segments)) - {OUTSIDE})
+
+    def plan(self, number: int) -> RegionPlan:
+        record = self._profile.regions[number]
+        operators = [self._profile.operators[i] for i in record.operators]
+        return RegionPlan(
+            path=record.path,
+            call=record.call,
+            decisions=tuple(self._decisions(record)),
+            operators=tuple(o.name for o in operators),
+            ranks=tuple(o.ranks for o in operators),
+            record=tuple(i for i, index in enumerate(record.operators) if index in self._replayed),
+            blocked=tuple(i for i, o in enumerate(operators) if o.blocked),
+            snapshot=tuple(i for i, o in enumerate(operators) if o.snapshot),
+            shape=record.shape,
+            segments=self._segments.get(number, ()),
+        )
+
+    def _decisions(self, record: RegionRecord) -> Iterator[Decision]:
+        numbering = Numbering()
+        for operator in (self._profile.operators[i] for i in record.operators):
+            nth = numbering.next(operator.name)
+            for slot, value in operator.slots:
+                choice = self._word(value)
+                if choice is not None:
+                    yield Decision(
                         operator=operator.name,
                         nth=nth,
                         slot=slot,
                         layer=operator.module,
                         choice=choice,  # type: ignore[arg-type]
-                        bytes=profile.storages[profile.values[value].storage],
+                        bytes=self._profile.storages[self._profile.values[value].storage],
+                        segment=self._level.get(value, 0),
                     )
-                )
-    operators = [profile.operators[i] for i in record.operators]
-    return RegionPlan(
-        path=record.path,
-        call=record.call,
-        decisions=tuple(decisions),
-        operators=tuple(o.name for o in operators),
-        ranks=tuple(o.ranks for o in operators),
-        record=tuple(i for i, index in enumerate(record.operators) if index in replayed),
-        blocked=tuple(i for i, o in enumerate(operators) if o.blocked),
-        snapshot=tuple(i for i, o in enumerate(operators) if o.snapshot),
-        shape=record.shape,
-    )
 
+    def _word(self, value: int) -> str | None:
+        choice = self._chosen[value]
+        if choice == Choice.FP16:
+            return "fp16"
+        if choice == Choice.KEEP and value in self._level:
+            return "late" if value in self._saved or value in self._read else None
+        if value in self._saved:
+            return "keep" if choice == Choice.KEEP else "recompute"
+        return "hold" if choice == Choice.KEEP and value in self._read else None
 
-def _may_be_replayed(problem: Problem, solution: Solution, region: int) -> set[int]:
-    """Operators in the closure of the region's dropped values: those that the executor must record.
+    def _may_be_replayed(self) -> set[int]:
+        """Operators in the closure of dropped and late values: those that the executor must record.
 
-    fp16 values' operators too: they must be known as values to be stored, though none may be replayed.
-    """
-    exact: set[int] = set()
-    coded: set[int] = set()
-    stack: list[int] = []
-    for v in set(problem.handles):
-        if problem.values[v].region == region and solution.choices[v] == Choice.RECOMPUTE:
-            stack.append(v)
-        elif problem.values[v].region == region and solution.choices[v] == Choice.FP16:
-            coded.update(_chain(problem, v))
-    while stack:
-        value = problem.values[stack.pop()]
-        if value.operator == OUTSIDE or value.operator in exact:
-            continue
-        exact.add(value.operator)
-        for read in problem.operators[value.operator].reads:
-            if problem.values[read].region == region and solution.choices[read] != Choice.KEEP:
-                stack.append(read)
-    return exact | coded
+        fp16 values' operators too: they must be known as values to be stored, though none may be replayed.
+        """
+        problem, level = self._problem, self._level
+        exact: set[int] = set()
+        coded: set[int] = set()
+        stack: list[int] = []
+        for v in self._saved:
+            if self._chosen[v] == Choice.RECOMPUTE or v in level:
+                stack.append(v)
+            elif self._chosen[v] == Choice.FP16:
+                coded.update(_chain(problem, v))
+        while stack:
+            value = problem.values[stack.pop()]
+            if value.operator == OUTSIDE or value.operator in exact:
+                continue
+            exact.add(value.operator)
+            for read in problem.operators[value.operator].reads:
+                own = problem.values[read].region == value.region
+                if (own and self._chosen[read] != Choice.KEEP) or read in level:
+                    stack.append(read)
+        return exact | coded
 
 
 def _chain(problem: Problem, value: int) -> set[int]:
@@ -128,13 +152,3 @@ def _chain(problem: Problem, value: int) -> set[int]:
         operators.add(problem.values[value].operator)
         value = problem.values[value].previous
     return operators - {OUTSIDE}
-
-
-def _word(problem: Problem, solution: Solution, replayed: set[int], saved: set[int], value: int) -> str | None:
-    choice = solution.choices[value]
-    if choice == Choice.FP16:
-        return "fp16"
-    if value in saved:
-        return "keep" if choice == Choice.KEEP else "recompute"
-    held = choice == Choice.KEEP and any(value in problem.operators[i].reads for i in replayed)
-    return "hold" if held else None

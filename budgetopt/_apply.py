@@ -26,6 +26,7 @@ from budgetopt._operators import Info
 from budgetopt._plan import WORDS, Plan, RegionPlan
 from budgetopt._record import Recorder
 from budgetopt._script import Observer, Policy, Script, Step
+from budgetopt._segments import join
 from budgetopt._values import Call, Counters
 from budgetopt.solvers.problem import Choice
 
@@ -49,7 +50,8 @@ class Region:
     """A planned module: the scripts of its calls in a step, and what came of them.
 
     Attributes:
-        shapes: of the first tensor argument, as planned, per call. notices: where to say that a call differs.
+        shapes: of the first tensor argument, as planned, per call. chains: numbers of the segments around each call,
+            outermost first. notices: where to say that a call differs.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class Region:
         *,
         drops: list[bool],
         shapes: Sequence[tuple[int, ...]] = (),
+        chains: Sequence[tuple[int, ...]] = (),
         notices: Notices | None = None,
     ) -> None:
         self.path = path
         self.scripts = scripts
         self.drops = drops
         self.shapes = shapes
+        self.chains = chains
         self.sizes = [prod(shape) for shape in shapes]
         self.notices = notices
         self.counters = Counters()
@@ -75,11 +79,12 @@ class Region:
         self.gone: set[int] = set()
         self.watched: list[tuple[int, Call]] = []
 
-    def recorder(self, first: torch.Tensor | None) -> Recorder | None:
+    def recorder(self, first: torch.Tensor | None, arguments: Any) -> Recorder | None:
         """A recorder for the coming call, or None where its plan keeps everything.
 
         Args:
             first: the first tensor argument of the call, to see whether it is larger than planned.
+            arguments: all of them.
         """
         number = self.next_call
         call = number % len(self.scripts)
@@ -90,7 +95,8 @@ class Region:
             self.notices.larger(self.shapes[call], first.shape)
         policy: Policy = self.policy(self.scripts[call])
         policy.verify = self.verify
-        recorder = Recorder(policy, self.counters, self.observer, _device.stream_of(first))
+        segments = join(self.chains[call], arguments) if self.chains and self.chains[call] else None
+        recorder = Recorder(policy, self.counters, self.observer, _device.stream_of(first), segments)
         if len(self.scripts) > 1:
             recorder.call.abandoned = functools.partial(self._abandoned, number)
         if self.verify:
@@ -117,7 +123,9 @@ class Region:
 
     def copied(self) -> Region:
         """The same plan for a copy of the module, with counters of its own."""
-        return Region(self.path, self.scripts, drops=self.drops, shapes=self.shapes, notices=self.notices)
+        return Region(
+            self.path, self.scripts, drops=self.drops, shapes=self.shapes, chains=self.chains, notices=self.notices
+        )
 
 
 class PlannedForward:
@@ -158,7 +166,7 @@ class PlannedForward:
             self.region.counters.bypassed += 1
             return forward(*args, **kwargs)
         first = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
-        recorder = self.region.recorder(first)
+        recorder = self.region.recorder(first, (args, kwargs))
         if recorder is None:
             return forward(*args, **kwargs)
         observer = recorder.observer
@@ -283,8 +291,9 @@ def regions_of(plan: Plan, *, quiet: bool = False) -> list[Region]:
         count = plan.calls.get(path, max(calls) + 1)
         scripts = [script_of(calls[call]) if call in calls else None for call in range(count)]
         shapes = [calls[call].shape if call in calls else () for call in range(count)]
+        chains = [calls[call].segments if call in calls else () for call in range(count)]
         drops = [script is not None for script in scripts]
-        regions.append(Region(path, scripts, drops=drops, shapes=shapes, notices=notices))
+        regions.append(Region(path, scripts, drops=drops, shapes=shapes, chains=chains, notices=notices))
     return regions
 
 
@@ -292,11 +301,15 @@ def script_of(planned: RegionPlan) -> Script:
     """The course of one call of a region, and what its plan says of each operator."""
     choices: dict[tuple[str, int], dict[int, int]] = {}
     holds: dict[tuple[str, int], list[int]] = {}
+    lates: dict[tuple[str, int], dict[int, int]] = {}
     for decision in planned.decisions:
         key = (decision.operator, decision.nth)
         choices.setdefault(key, {})[decision.slot] = int(WORDS[decision.choice])
         if decision.choice == "hold":
             holds.setdefault(key, []).append(decision.slot)
+        if decision.choice == "late":
+            choices[key][decision.slot] = int(Choice.RECOMPUTE)
+            lates.setdefault(key, {})[decision.slot] = decision.segment
     record, blocked, snapshot = set(planned.record), set(planned.blocked), set(planned.snapshot)
     steps = []
     numbering = Numbering()
@@ -306,6 +319,7 @@ def script_of(planned: RegionPlan) -> Script:
             Step(
                 choices.get(key, {}),
                 hold=tuple(holds.get(key, ())),
+                late=lates.get(key),
                 record=i in record,
                 replayable=i not in blocked,
                 snapshot=i in snapshot,

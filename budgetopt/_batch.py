@@ -12,7 +12,7 @@ from budgetopt._errors import BudgetOptError
 from budgetopt._problem import to_problem
 from budgetopt._schema import Profile, Smaller
 from budgetopt.solvers import memory
-from budgetopt.solvers.problem import Choice
+from budgetopt.solvers.problem import Choice, Segment
 
 MOST = 1 << 20
 """Batches beyond this are not looked for."""
@@ -78,15 +78,15 @@ def _growth(small: int, big: int, batch: int) -> Callable[[int, int], int]:
     return grow
 
 
-def peak_at(profile: Profile, choices: Sequence[Choice], batch: int) -> int:
+def peak_at(profile: Profile, choices: Sequence[Choice], batch: int, segments: Sequence[Segment] = ()) -> int:
     """Predicted peak (bytes) of a choice at another batch size."""
-    peak: int = memory.simulate(to_problem(at_batch(profile, batch), 0), choices).peak
+    peak: int = memory.simulate(to_problem(at_batch(profile, batch), 0), choices, segments).peak
     return peak
 
 
-def largest_planned(profile: Profile, limit: int, choices: Sequence[Choice]) -> int:
+def largest_planned(profile: Profile, limit: int, choices: Sequence[Choice], segments: Sequence[Segment] = ()) -> int:
     """The largest batch at which the predicted peak of a choice is within `limit` bytes, or 0."""
-    return _largest(lambda batch: peak_at(profile, choices, batch) <= limit)
+    return _largest(lambda batch: peak_at(profile, choices, batch, segments) <= limit)
 
 
 def largest(profile: Profile, limit: int, allow: Iterable[str], exclude: Iterable[str]) -> int:

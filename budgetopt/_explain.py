@@ -13,7 +13,9 @@ from budgetopt._report import new_table, text_of
 from budgetopt._schema import Profile
 from budgetopt._units import show_bytes, show_ns
 from budgetopt.solvers import memory
-from budgetopt.solvers.problem import OUTSIDE, Choice
+from budgetopt.solvers.problem import OUTSIDE, Choice, Segment
+from budgetopt.solvers.segments import late
+from budgetopt.solvers.timeline import timeline
 
 if TYPE_CHECKING:
     from budgetopt._plan import Plan
@@ -25,7 +27,8 @@ MEGABYTE = 1_000_000
 class Row:
     """One saved value: the operator that makes it, its bytes, what became of it, what running the operator costs.
 
-    `together`: bytes of all saved values of the operator, which one run of it makes again.
+    `together`: bytes of all saved values of the operator, which one run of it makes again. `late`: it is dropped in
+    the forward, and kept from when its segment is run again.
     """
 
     operator: str
@@ -34,8 +37,14 @@ class Row:
     size: int
     together: int
     choice: Choice
+    late: bool
     blocked: str
     ns: int
+
+    @property
+    def word(self) -> str:
+        """The decision, as plans name it."""
+        return "late" if self.late else self.choice.name.lower()
 
     @property
     def price(self) -> float:
@@ -51,9 +60,10 @@ class Account:
         dearest: the highest price, in ns per megabyte, among recomputed values.
     """
 
-    def __init__(self, profile: Profile, choices: Sequence[Choice]) -> None:
+    def __init__(self, profile: Profile, choices: Sequence[Choice], segments: Sequence[Segment]) -> None:
         problem = to_problem(profile, 0)
-        found = memory.simulate(problem, choices)
+        found = memory.simulate(problem, choices, segments)
+        level = late(problem, timeline(problem), found.choices, segments).level
         self.replay_ns: dict[int, int] = defaultdict(int)
         for operator, count in zip(problem.operators, found.replays, strict=True):
             self.replay_ns[operator.region] += count * operator.time_ns
@@ -61,11 +71,11 @@ class Account:
         together: dict[int, int] = defaultdict(int)
         for value in saved:
             together[profile.values[value].operator] += profile.storages[profile.values[value].storage]
-        self.rows = [self._row(profile, value, found.choices[value], together) for value in saved]
+        self.rows = [self._row(profile, value, found.choices[value], value in level, together) for value in saved]
         self.dearest = max((row.price for row in self.rows if row.choice == Choice.RECOMPUTE), default=0.0)
 
     @staticmethod
-    def _row(profile: Profile, value: int, choice: Choice, together: dict[int, int]) -> Row:
+    def _row(profile: Profile, value: int, choice: Choice, late: bool, together: dict[int, int]) -> Row:
         record = profile.values[value]
         operator = profile.operators[record.operator]
         return Row(
@@ -75,6 +85,7 @@ class Account:
             size=profile.storages[record.storage],
             together=together[record.operator],
             choice=choice,
+            late=late,
             blocked=operator.blocked,
             ns=operator.time_ns + profile.replay_ns,
         )
@@ -84,6 +95,8 @@ class Account:
         price = f"{show_ns(round(row.price))} per MB"
         if row.choice == Choice.RECOMPUTE:
             return f"its operator takes {show_ns(row.ns)}, {price}"
+        if row.late:
+            return "dropped in the forward, kept from when its segment is run again before its backward pass"
         if row.choice == Choice.FP16:
             return "stored in half the bytes"
         if row.blocked:
@@ -101,10 +114,10 @@ def _made(profile: Profile, value: int) -> tuple[int, int]:
 def plan_table(plan: Plan) -> str:
     """One row per planned layer: what is kept, recomputed, in fp16, what the replays take, and why."""
     profile = plan.profile
-    account = Account(profile, plan.choices(profile))
+    account = Account(profile, plan.choices(profile), plan.segments(profile))
     numbers = {(record.path, record.call): i for i, record in enumerate(profile.regions)}
     table = new_table(f"plan for {show_bytes(plan.budget_bytes)}")
-    for name in ("layer", "kept", "recomputed", "fp16", "replays", "why"):
+    for name in ("layer", "kept", "late", "recomputed", "fp16", "replays", "why"):
         table.add_column(name, justify="left" if name in ("layer", "why") else "right")
     for region in plan.regions:
         path = region.path or "(model)"
@@ -113,28 +126,36 @@ def plan_table(plan: Plan) -> str:
         for decision in region.decisions:
             sizes[decision.choice] += decision.bytes
         ns = account.replay_ns[numbers[region.path, region.call]]
-        kept, dropped = sizes["keep"] + sizes["hold"], sizes["recompute"]
-        why = f"{show_ns(ns * MEGABYTE // dropped)} per MB freed" if dropped else "stored in half the bytes"
-        table.add_row(label, show_bytes(kept), show_bytes(dropped), show_bytes(sizes["fp16"]), show_ns(ns), why)
+        kept, late, dropped = sizes["keep"] + sizes["hold"], sizes["late"], sizes["recompute"]
+        freed = late + dropped
+        why = f"{show_ns(ns * MEGABYTE // freed)} per MB freed" if freed else "stored in half the bytes"
+        bytes_ = [show_bytes(size) for size in (kept, late, dropped, sizes["fp16"])]
+        table.add_row(label, *bytes_, show_ns(ns), why)
     predicted = plan.predicted
     size = show_bytes(predicted.reserved_bytes)
     reserved = f"the allocator reserves about {size}; " if predicted.reserved_bytes else ""
     foot = (
-        f"what is not named is kept whole. Predicted peak {show_bytes(predicted.peak_bytes)} at {predicted.peak_at}; "
-        f"plain {show_bytes(predicted.plain_peak_bytes)}; {reserved}extra time {predicted.overhead:.1%} of a step; "
+        f"what is not named is kept whole{_late(plan)}. Predicted peak {show_bytes(predicted.peak_bytes)} at "
+        f"{predicted.peak_at}; plain {show_bytes(predicted.plain_peak_bytes)}; {reserved}extra time {predicted.overhead:.1%} of a step; "
         f"{plan.solver}, {plan.status}, gap {plan.gap:.1%}. plan.explain(layer) says why, value by value"
     )
     return text_of(table) + foot
 
 
-def explain(profile: Profile, choices: Sequence[Choice], layer: str) -> str:
+def _late(plan: Plan) -> str:
+    segments = {number for region in plan.regions for number in region.segments}
+    rows = f"{len(segments)} rows of layers are" if len(segments) > 1 else "one row of layers is"
+    return f"; {rows} run again as one, which stores what is late" if segments else ""
+
+
+def explain(profile: Profile, choices: Sequence[Choice], layer: str, segments: Sequence[Segment] = ()) -> str:
     """A paragraph on one layer, and a line for each value that autograd saves in it.
 
     Raises:
         BudgetOptError: the model has no layer of that name; names are those of ``named_modules()``.
     """
     layers([layer], [path for path, _ in profile.fingerprint["modules"]], "layer")
-    account = Account(profile, choices)
+    account = Account(profile, choices, segments)
     rows = [row for row in account.rows if inside(row.layer, [layer])]
     if not rows:
         return f"{layer}: saves nothing that a plan could drop; it runs as before."
@@ -148,7 +169,7 @@ def explain(profile: Profile, choices: Sequence[Choice], layer: str) -> str:
         f"dearest value that the plan recomputes costs {show_ns(round(account.dearest))} per MB."
     )
     lines = [
-        f"  {row.choice.name.lower():9} {show_bytes(row.size):>8}  {row.operator}  {row.layer}: {account.why(row)}"
+        f"  {row.word:9} {show_bytes(row.size):>8}  {row.operator}  {row.layer}: {account.why(row)}"
         for row in rows
     ]
     return "\n".join([head, *lines])

@@ -8,7 +8,7 @@ from budgetopt._problem import describe_event
 from budgetopt._schema import Profile
 from budgetopt._units import show_bytes
 from budgetopt.solvers.memory import simulate
-from budgetopt.solvers.problem import OUTSIDE, Choice, Kind, Problem
+from budgetopt.solvers.problem import OUTSIDE, Choice, Kind, Problem, Segment
 from budgetopt.solvers.timeline import timeline
 from budgetopt.solvers.trace import Name, alive
 
@@ -23,10 +23,12 @@ _SMALL = 0.02
 """Share of the peak under which parts that are not there all the time are told together."""
 
 
-def explain_peak(profile: Profile, problem: Problem, choices: Sequence[Choice]) -> str:
+def explain_peak(
+    profile: Profile, problem: Problem, choices: Sequence[Choice], segments: Sequence[Segment] = ()
+) -> str:
     """The event with the highest bytes under `choices`, and what is there then, largest first."""
-    event = simulate(problem, choices).peak_event
-    parts = composition(profile, problem, choices, event)
+    event = simulate(problem, choices, segments).peak_event
+    parts = composition(profile, problem, choices, event, segments)
     total = sum(parts.values())
     large = {what: size for what, size in parts.items() if size >= _SMALL * total or what in _FIXED.values()}
     rest = total - sum(large.values())
@@ -35,14 +37,16 @@ def explain_peak(profile: Profile, problem: Problem, choices: Sequence[Choice]) 
     return f"at {describe_event(profile, event)}: {', '.join(told)}"
 
 
-def composition(profile: Profile, problem: Problem, choices: Sequence[Choice], event: int) -> dict[str, int]:
+def composition(
+    profile: Profile, problem: Problem, choices: Sequence[Choice], event: int, segments: Sequence[Segment] = ()
+) -> dict[str, int]:
     """Bytes at an event, by what they are for; together they are the referee's peak of that event."""
     found = {_FIXED[kind]: size for kind, size in profile.fixed.model_dump().items() if size}
     other = problem.resident - profile.fixed.total
     if other:
         found["held back"] = other
     place = _Place(profile, problem, event)
-    for name, size in alive(problem, choices, event).items():
+    for name, size in alive(problem, choices, event, segments).items():
         what = place.word(name)
         found[what] = found.get(what, 0) + size
     return found
@@ -66,6 +70,8 @@ class _Place:
             return self._storage(number)
         if kind in ("half", "decoded"):
             return "values in fp16" if kind == "half" else "decoded from fp16"
+        if kind == "late":
+            return "stored when segments were run again"
         if kind == "state":
             return "states of random generators"
         if kind in ("made", "again"):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from budgetopt import _codec, _torch
-from budgetopt._replay import replay
+from budgetopt._replay import ready, replay
 from budgetopt._values import Call, Geometry, Saved, Value, look, modified
 
 
@@ -108,6 +108,9 @@ class Handle(_Waiting):
         with self.call.lock:
             self.call.used = True
             self.source.check_saved(self.geometry)
+            segment = value.segment or self.call.segment
+            if segment is not None and not segment.done:
+                ready(segment, self.call)
             storage = value.available()
             if storage is None:
                 storage = replay(value, self.call)

@@ -71,6 +71,7 @@ class _Observer:
         self.calls = calls
         self.path = path
         self.holding = calls.tape.holding
+        self.crossing = calls.tape.crossing
         self.packed = calls.tape.packed
         self.unpacked = calls.tape.unpacked
         self.died = calls.tape.died

@@ -14,25 +14,40 @@ from budgetopt._numbering import Numbering
 from budgetopt._problem import UNSEEN
 from budgetopt._schema import Environment, Profile, Saved, Strict
 from budgetopt._units import parse_bytes
-from budgetopt.solvers.problem import Choice
+from budgetopt.solvers.problem import Choice, Segment
 
-WORDS: Final = {"keep": Choice.KEEP, "hold": Choice.KEEP, "recompute": Choice.RECOMPUTE, "fp16": Choice.FP16}
+WORDS: Final = {
+    "keep": Choice.KEEP,
+    "hold": Choice.KEEP,
+    "late": Choice.KEEP,
+    "recompute": Choice.RECOMPUTE,
+    "fp16": Choice.FP16,
+}
 """What a decision's word means; what a planned region makes and no decision names is made again."""
 
 
 class Decision(Strict):
-    """What happens to one value: the `slot`-th result of the `nth` operator of its name in the region's call."""
+    """What happens to one value: the `slot`-th result of the `nth` operator of its name in the region's call.
+
+    ``"hold"``: kept for replays, autograd does not save it. ``"late"``: dropped in the forward, and kept from when
+    `segment` is run again.
+    """
 
     operator: str
     nth: int
     slot: int
     layer: str
-    choice: Literal["keep", "hold", "recompute", "fp16"]
+    choice: Literal["keep", "hold", "late", "recompute", "fp16"]
     bytes: int
+    segment: int = 0
 
 
 class RegionPlan(Strict):
-    """The decisions for one call of one module, and the operators that make the call the planned one."""
+    """The decisions for one call of one module, and the operators that make the call the planned one.
+
+    `segments`: the numbers of those it is part of, outermost first. A segment is a row of calls that is run again as
+    one, right before the backward pass first asks for something in it.
+    """
 
     path: str
     call: int
@@ -43,6 +58,7 @@ class RegionPlan(Strict):
     blocked: tuple[int, ...]
     snapshot: tuple[int, ...]
     shape: tuple[int, ...] = ()
+    segments: tuple[int, ...] = ()
 
     def exact(self) -> RegionPlan:
         """The same with values recomputed that are in fp16 here; every operator is recorded."""
@@ -113,7 +129,16 @@ class Plan(Saved):
     @property
     def drops(self) -> bool:
         """Whether anything is not kept: if not, the plan leaves the model untouched."""
-        return any(d.choice in ("recompute", "fp16") for region in self.regions for d in region.decisions)
+        return any(d.choice in ("recompute", "fp16", "late") for region in self.regions for d in region.decisions)
+
+    def segments(self, profile: Profile) -> tuple[Segment, ...]:
+        """Rows of regions, by their numbers in :attr:`profile`, that are run again as one."""
+        numbers = {(record.path, record.call): number for number, record in enumerate(profile.regions)}
+        rows: dict[int, list[int]] = {}
+        for region in self.regions:
+            for segment in region.segments:
+                rows.setdefault(segment, []).append(numbers[region.path, region.call])
+        return tuple(Segment(min(row), max(row)) for _, row in sorted(rows.items()))
 
     def choices(self, profile: Profile) -> list[Choice]:
         """The decisions as a choice for every value of :attr:`profile` (passed in: reading it takes time)."""
@@ -137,7 +162,7 @@ class Plan(Saved):
             BudgetOptError: the model has no such layer.
         """
         profile = self.profile
-        return _explain.explain(profile, self.choices(profile), layer)
+        return _explain.explain(profile, self.choices(profile), layer, self.segments(profile))
 
     def peak_at(self, batch: int) -> int:
         """Predicted peak (bytes) of this plan, decisions as they are, at another batch size.
@@ -146,7 +171,7 @@ class Plan(Saved):
             BudgetOptError: the profile knows one batch size only (it says why), or `batch` is less than 1.
         """
         profile = self.profile
-        return _batch.peak_at(profile, self.choices(profile), batch)
+        return _batch.peak_at(profile, self.choices(profile), batch, self.segments(profile))
 
     def largest_batch(self, budget: int | str | None = None, *, replan: bool = True) -> int:
         """The largest batch whose predicted peak is within `budget`; 0 if not even one example fits.
@@ -164,7 +189,7 @@ class Plan(Saved):
         usable = limit - self.headroom_bytes - UNSEEN
         if replan:
             return _batch.largest(profile, usable, self.allow, self.exclude)
-        return _batch.largest_planned(profile, usable, self.choices(profile))
+        return _batch.largest_planned(profile, usable, self.choices(profile), self.segments(profile))
 
     @model_validator(mode="after")
     def _one_plan_per_call(self) -> Plan:

@@ -46,6 +46,10 @@ def to_problem(
     crossing = _crossing(profile)
     excluded = {i for i, o in enumerate(profile.operators) if inside(o.module, exclude)}
     unwanted = {value for operator, slot in kept for s, value in profile.operators[operator].slots if s == slot}
+    free = [
+        len(allowed) > 1 and v.region != OUTSIDE and i not in unwanted and v.operator not in excluded
+        for i, v in enumerate(profile.values)
+    ]
     values = tuple(
         Value(
             storage=v.storage,
@@ -53,13 +57,8 @@ def to_problem(
             operator=v.operator,
             previous=v.previous,
             last=v.last,
-            droppable=(
-                len(allowed) > 1
-                and v.region != OUTSIDE
-                and i not in crossing
-                and i not in unwanted
-                and v.operator not in excluded
-            ),
+            droppable=free[i] and i not in crossing,
+            crossing=free[i] and i in crossing,
             half_bytes=v.half_bytes if "fp16" in allowed else 0,
             codec_ns=v.codec_ns,
         )

@@ -20,6 +20,7 @@ from budgetopt._known import Known, Watched
 from budgetopt._numbering import Numbering
 from budgetopt._operators import INFOS, PLAIN, Info, describe, is_leaf_cast, is_plain, ranks, tensors, written_tensors
 from budgetopt._script import Observer, Policy, Step
+from budgetopt._segments import Segment, hand_on, handed
 from budgetopt._values import Call, Counters, Operator, Scratch, Value, geometry
 from budgetopt.solvers.problem import Choice
 
@@ -37,6 +38,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         broken: recording met something it does not understand; from there on everything is kept.
         matched: the operators so far are the planned ones. position: operators numbered so far.
         off: nothing is recorded now: broken, or code that is not the region's runs.
+        segments: those around the call, by number, outermost first.
         stream: tells the current stream, where there are several; a region that changes it is kept from there on.
     """
 
@@ -53,13 +55,16 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         counters: Counters,
         observer: Observer | None = None,
         stream: Callable[[], int] | None = None,
+        segments: dict[int, Segment] | None = None,
     ) -> None:
         super().__init__()
         self.policy = policy
         self.observer = observer
         self.stream = stream
         self.home = 0 if stream is None else stream()
-        self.call = Call(counters, verify=policy.verify)
+        self.segments = segments or {}
+        innermost = next(reversed(self.segments.values()), None)
+        self.call = Call(counters, verify=policy.verify, segment=innermost)
         self.known = Known()
         self.outside: dict[int, weakref.ref[Value]] = {}
         self.copied: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -137,7 +142,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             return None
         if info.opaque or (step is not None and not step.replayable):
             return None
-        op = Operator(info, index, _grad_enabled(), _default_dtype())
+        op = Operator(info, self.call, index, _grad_enabled(), _default_dtype())
         self.snapshot = self.policy.snapshot or (step is not None and step.snapshot)
         if info.batch_norm and info.scratch(args):
             args = _with_scratch(info, args)
@@ -186,6 +191,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             return value
         if not is_plain(tensor):
             raise _NotPlain
+        value = self._handed(tensor, storage)
+        if value is not None:
+            self.outside[id(storage)] = weakref.ref(value)
+            return value
         value = Value(None, 0, _KEEP)
         value.version = tensor._version
         base = tensor._base if tensor._is_view() else tensor
@@ -202,6 +211,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
                 self.observer.holding(storage, value.counter)
         self.outside[id(storage)] = weakref.ref(value)
         return value
+
+    def _handed(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Value | None:
+        """What another region of the same segment made, and what may be made again as its own values may."""
+        value = handed(tensor, storage) if self.segments else None
+        if value is None or value.segment is None:
+            return None
+        return value if self.segments.get(value.segment.number) is value.segment else None
 
     def _watch_copied(self, storage: torch.UntypedStorage) -> None:
         """Forget a copied storage when it dies: only its copy is held, so its identity may be used again."""
@@ -256,6 +272,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             value.pieces = self.known[number].pieces
         self.known[number] = value
         op.outs.append(weakref.ref(value))
+        if step is not None and step.late is not None and slot in step.late:
+            self._wait(value, tensor, self.segments.get(step.late[slot]))
         if step is not None and slot in step.hold:
             value.keep(_torch.alias_below(tensor))
             if self.observer is not None and value.counter is not None:
@@ -263,12 +281,21 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             if not new:
                 self.unsettled.append(value)
 
+    def _wait(self, value: Value, tensor: torch.Tensor, segment: Segment | None) -> None:
+        """The pass of a segment stores the value."""
+        value.segment = segment
+        value.saved_as(tensor)
+        if segment is not None:
+            segment.members.append(weakref.ref(value))
+
     def ended(self) -> None:
         """The region's forward is over: from here on, writes are seen by version counters alone."""
         self.settle()
         for value in self.known.values():
             half = value.half() if value.half is not None else None
             (value if half is None else half).watch()
+        if self.segments:
+            hand_on([reference() for reference, _ in self.known.watched.values()], self.known)
         self.known.clear()
         self.outside.clear()
 
@@ -291,9 +318,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         if kind not in PLAIN or tensor.layout is not torch.strided or self.off:
             return self._keep(tensor, None)
         storage = tensor.untyped_storage()
-        value = self.known.get(id(storage))
+        value = self.known.get(id(storage)) or self._handed(tensor, storage)
         if value is None:
-            return self._keep(tensor, None)
+            return self._keep_crossing(tensor, storage)
         if value.choice == _RECOMPUTE and value.op is not None:
             dtype = tensor.dtype
             bits = tensor.is_neg() | (dtype.is_complex and tensor.is_conj()) << 1
@@ -328,6 +355,14 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             return tensor.detach()
         finally:
             self.off = self.broken
+
+    def _keep_crossing(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Any:
+        """Another region made it, or none: an observer wants to know of the former."""
+        packed = self._keep(tensor, None)
+        if self.observer is None or not isinstance(packed, Kept) or not self.observer.crossing(storage):
+            return packed
+        self.observer.holding(storage, packed.alias)
+        return Watched(packed, self.observer, self.observer.packed(storage))
 
     def _keep(self, tensor: torch.Tensor, value: Value | None) -> Any:
         if tensor.is_inference():

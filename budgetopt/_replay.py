@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from budgetopt import _device, _torch
 from budgetopt._operators import tensors, written_tensors
 from budgetopt._values import Call, Operator, Reference, Scratch, Value, look
+
+if TYPE_CHECKING:
+    from budgetopt._segments import Segment
 
 POISON = 0xA5
 """Filled into what a replayed ``empty`` returns while verifying: stale bytes could match by accident."""
@@ -25,40 +28,51 @@ def replay(target: Value, call: Call) -> torch.UntypedStorage:
     Raises:
         RuntimeError: a tensor that a replay reads was written to in between, as plain autograd raises.
     """
-    work = _Replay(target, call)
-    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    try:
-        with _torch.replay_environment():
-            for op in work.needed:
-                work.run(op)
-    finally:
-        torch.set_grad_enabled(grad)
-        if torch.get_default_dtype() is not dtype:
-            torch.set_default_dtype(dtype)
-    call.counters.replayed += len(work.needed)
+    work = _Replay([target], call)
+    work.run_all()
     return work.private[id(target)]
+
+
+def ready(segment: Segment, call: Call) -> None:
+    """Run the passes of a segment and of those around it that have not been run, the outermost first.
+
+    A pass stores what waits for it. Nothing else that is made on the way stays.
+
+    Raises:
+        RuntimeError: as :func:`replay`; the pass then counts as not run.
+    """
+    if segment.outer is not None and not segment.outer.done:
+        ready(segment.outer, call)
+    work = _Replay(segment.waiting(), call, passing=True)
+    work.run_all()
+    for value in work.targets:
+        value.store(work.bytes_of(value))
+    segment.done = True
+    segment.members.clear()
 
 
 class _Replay:
     """One replay: what to run, who still reads what, and the buffers in its hands.
 
-    `private` buffers were made by this replay and may be written; `borrowed` ones are somebody's.
+    `private` buffers were made by this replay and may be written; `borrowed` ones are somebody's. `passing`: it is a
+    segment's pass.
     """
 
-    __slots__ = ("borrowed", "call", "needed", "private", "readers", "target")
+    __slots__ = ("borrowed", "call", "needed", "passing", "private", "readers", "targets")
 
-    def __init__(self, target: Value, call: Call) -> None:
-        self.target = target
+    def __init__(self, targets: list[Value], call: Call, *, passing: bool = False) -> None:
+        self.targets = targets
         self.call = call
+        self.passing = passing
         self.private: Buffers = {}
         self.borrowed: Buffers = {}
-        self.readers: dict[int, int] = {id(target): 1}
+        self.readers = {id(target): 1 for target in targets}
         self.needed = self._find()
 
     def _find(self) -> list[Operator]:
         """The operators to run, in forward order; counts how many of them read each value."""
         needed: dict[int, Operator] = {}
-        stack = [self.target]
+        stack = list(self.targets)
         while stack:
             value = stack.pop()
             storage = value.available()
@@ -69,13 +83,26 @@ class _Replay:
             op = value.op
             if op is None:
                 raise RuntimeError("budgetopt lost a value that a replay reads; please report this")
-            if op.index in needed:
+            if id(op) in needed:
                 continue
-            needed[op.index] = op
+            needed[id(op)] = op
             for read in op.reads:
                 self.readers[id(read)] = self.readers.get(id(read), 0) + 1
                 stack.append(read)
-        return [needed[index] for index in sorted(needed)]
+        return sorted(needed.values(), key=_in_forward)
+
+    def run_all(self) -> None:
+        """Run them, in an environment that is put back as it was."""
+        grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+        try:
+            with _torch.replay_environment():
+                for op in self.needed:
+                    self.run(op)
+        finally:
+            torch.set_grad_enabled(grad)
+            if torch.get_default_dtype() is not dtype:
+                torch.set_default_dtype(dtype)
+        self.call.counters.replayed += len(self.needed)
 
     def run(self, op: Operator) -> None:
         """Run one operator again and settle who holds what afterwards.
@@ -98,7 +125,7 @@ class _Replay:
         for slot, reference in enumerate(op.outs):
             value = reference() if reference is not None else None
             if value is not None:
-                self._made(value, storages[slot], op.index)
+                self._made(value, storages[slot], op)
 
     def _read(self, value: Value) -> None:
         self.readers[id(value)] -= 1
@@ -106,15 +133,15 @@ class _Replay:
             self.private.pop(id(value), None)
             self.borrowed.pop(id(value), None)
 
-    def _made(self, value: Value, storage: torch.UntypedStorage, index: int) -> None:
+    def _made(self, value: Value, storage: torch.UntypedStorage, op: Operator) -> None:
         if value.digest is not None:
             self.call.counters.proven += 1
             if _device.checksum(storage) != value.digest:
-                self.call.failures.add((index, value.slot))
+                op.call.failures.add((op.index, value.slot))
             value.digest = None
         if value.available() is not None:
             return  # another result of the operator was wanted; the copy at hand stays
-        if value.pending > 0:
+        if value.pending > 0 and not self.passing:
             value.made = storage
         if self.readers.get(id(value), 0) > 0:
             self.private[id(value)] = storage
@@ -126,12 +153,14 @@ class _Replay:
         for reference in _references([_argument(op, position, name) for position, name in op.info.written]):
             value = reference[0]
             storage = self.private.get(id(value))
-            if storage is None or value.pending > 0 or self.readers[id(value)] > 1:
-                storage = _torch.copy_storage(self._bytes(value))
+            waited = value.pending > 0 and not self.passing
+            if storage is None or waited or self.readers[id(value)] > 1:
+                storage = _torch.copy_storage(self.bytes_of(value))
             writable[id(value)] = storage
         return writable
 
-    def _bytes(self, value: Value) -> torch.UntypedStorage:
+    def bytes_of(self, value: Value) -> torch.UntypedStorage:
+        """Of what it made or found."""
         storage = self.private.get(id(value))
         return self.borrowed[id(value)] if storage is None else storage
 
@@ -141,7 +170,7 @@ class _Replay:
         if kind is tuple:
             value, seen = tree
             storage = writable.get(id(value))
-            return look(seen, self._bytes(value) if storage is None else storage)
+            return look(seen, self.bytes_of(value) if storage is None else storage)
         if kind is list:
             return [self._materialise(item, writable) for item in tree]
         if kind is dict:
@@ -149,6 +178,10 @@ class _Replay:
         if kind is Scratch:
             return torch.zeros(tree.shape, dtype=tree.dtype, device=tree.device)
         return tree
+
+
+def _in_forward(op: Operator) -> tuple[int, int]:
+    return op.call.number, op.index
 
 
 def _argument(op: Operator, position: int, name: str) -> Any:

@@ -12,10 +12,12 @@ from math import prod
 
 from budgetopt import solvers
 from budgetopt._schema import Profile
-from budgetopt.solvers.problem import Choice, Problem
+from budgetopt.solvers.problem import Choice, Problem, Segment
 
 
-def reserved_bytes(profile: Profile, problem: Problem, choices: Sequence[Choice]) -> int:
+def reserved_bytes(
+    profile: Profile, problem: Problem, choices: Sequence[Choice], segments: Sequence[Segment] = ()
+) -> int:
     """Most bytes that the allocator reserves in steps under `choices`; 0 where the device has no such allocator."""
     if profile.environment.device != "cuda":
         return 0
@@ -29,7 +31,7 @@ def reserved_bytes(profile: Profile, problem: Problem, choices: Sequence[Choice]
         *_in_blocks(fixed.optimizer, trained),
     ]
     pieces = {len(profile.operators): tuple(_in_blocks(workspace, sorted(trained, reverse=True)))} if workspace else {}
-    return int(solvers.reserved(problem, choices, resident, pieces).peak)
+    return int(solvers.reserved(problem, choices, resident, pieces, segments).peak)
 
 
 def _parameters(profile: Profile) -> tuple[list[int], list[int]]:

@@ -16,23 +16,26 @@ class Step:
     Attributes:
         choices: choice per slot (a slot is a written argument or a returned tensor, in that order).
         hold: slots to hold although autograd does not save them, because replays read them.
+        late: slots that the pass of a segment stores, with the segment's number.
         record: a planned replay may need the operator. replayable: profiling found no reason against.
         snapshot: copy the small outside tensors that it reads, since the step writes to them.
     """
 
-    __slots__ = ("choices", "hold", "record", "replayable", "snapshot")
+    __slots__ = ("choices", "hold", "late", "record", "replayable", "snapshot")
 
     def __init__(
         self,
         choices: dict[int, int],
         *,
         hold: tuple[int, ...] = (),
+        late: dict[int, int] | None = None,
         record: bool = True,
         replayable: bool = True,
         snapshot: bool = False,
     ) -> None:
         self.choices = choices
         self.hold = hold
+        self.late = late
         self.record = record
         self.replayable = replayable
         self.snapshot = snapshot
@@ -87,6 +90,9 @@ class Observer(Protocol):
 
     def holding(self, storage: torch.UntypedStorage, alias: torch.Tensor) -> None:
         """We hold `storage` through `alias`."""
+
+    def crossing(self, storage: torch.UntypedStorage) -> bool:
+        """Whether another region made what `storage` holds now."""
 
     def packed(self, storage: torch.UntypedStorage) -> int:
         """Autograd saved a value that is a decision; returns the handle's number."""

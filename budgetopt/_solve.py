@@ -14,7 +14,7 @@ from budgetopt._plan import Plan
 from budgetopt._problem import CHOICES, UNSEEN, to_problem
 from budgetopt._schema import Profile
 from budgetopt._units import parse_bytes, show_bytes
-from budgetopt.solvers.problem import Choice, Problem, Solution
+from budgetopt.solvers.problem import Choice, Problem, Segment, Solution
 
 BACKENDS = ("auto", "cbc", "highs")
 SHORTEST = 1e-9
@@ -83,7 +83,8 @@ def solution_for(problem: Problem, profile: Profile, limit: int, options: dict[s
     try:
         return solvers.solve(problem, **options)
     except solvers.InfeasibleError as error:
-        minimum, floor = error.minimum, explain_peak(profile, problem, [Choice(c) for c in error.choices])
+        choices, segments = [Choice(c) for c in error.choices], [Segment(*row) for row in error.segments]
+        minimum, floor = error.minimum, explain_peak(profile, problem, choices, segments)
         spare = limit - problem.budget
         raise InfeasibleBudgetError(
             f"no plan fits {show_bytes(limit)}: the smallest feasible budget is {minimum + spare} bytes "

@@ -221,6 +221,12 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
             self._storages[index].aliases.append(weakref.ref(alias))
             self._held.add(index)
 
+    def crossing(self, storage: torch.UntypedStorage) -> bool:
+        """Whether another region than the one that runs made what `storage` holds now."""
+        index = self._find(storage)
+        value = self._storages[index].value if index != OUTSIDE else OUTSIDE
+        return value != OUTSIDE and self.values[value]["region"] not in (OUTSIDE, self.region)
+
     def packed(self, storage: torch.UntypedStorage) -> int:
         """Autograd saved a value of a region."""
         self._poll()

@@ -8,6 +8,7 @@ previous one.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from budgetopt._operators import Info
 
 if TYPE_CHECKING:
     from budgetopt._handles import Half
+    from budgetopt._segments import Segment
 
 
 Geometry = tuple[Any, Any, Any, torch.dtype, int]
@@ -94,6 +96,7 @@ class Value(Saved):
         op: the operator that makes it again; None for what comes from outside and for what is kept.
         hold: its bytes, while they are kept. counter, version: to see that nobody wrote to them since.
         made: its bytes, made again and still waited for. weak: the same, while autograd holds them.
+        segment: whose pass stores it, if one does: until then it is made again for whoever wants it.
         pending: handles that wait for it. pieces: ``unsafe_split`` cut it into tensors with counters of their own.
     """
 
@@ -107,6 +110,7 @@ class Value(Saved):
         "op",
         "pending",
         "pieces",
+        "segment",
         "slot",
         "weak",
     )
@@ -126,6 +130,12 @@ class Value(Saved):
         self.pieces = False
         self.half: weakref.ref[Half] | None = None
         self.digest: int | None = None
+        self.segment: Segment | None = None
+
+    def store(self, storage: torch.UntypedStorage) -> None:
+        """Hold these bytes, made again: nobody else can write to them, and its operator is needed no more."""
+        self.hold = storage
+        self.op = None
 
     def keep(self, alias: torch.Tensor) -> None:
         """Hold its bytes by an alias that shares the version counter; its operator is needed no more."""
@@ -144,7 +154,7 @@ class Value(Saved):
 
     def check(self) -> None:
         """Raise if kept bytes were written to since they were recorded."""
-        if self.counter is not None and self.counter._version != self.version:
+        if self.segment is None and self.counter is not None and self.counter._version != self.version:
             raise modified(self.counter.shape, self.counter._version, self.version)
 
 
@@ -162,12 +172,13 @@ class Scratch:
 
 
 class Operator:
-    """A recorded operator: all that running it again needs."""
+    """A recorded operator: all that running it again needs. `index` counts the operators of its call."""
 
-    __slots__ = ("args", "dtype", "grad", "index", "info", "kwargs", "outs", "reads", "rng")
+    __slots__ = ("args", "call", "dtype", "grad", "index", "info", "kwargs", "outs", "reads", "rng")
 
-    def __init__(self, info: Info, index: int, grad: bool, dtype: torch.dtype) -> None:
+    def __init__(self, info: Info, call: Call, index: int, grad: bool, dtype: torch.dtype) -> None:
         self.info = info
+        self.call = call
         self.index = index
         self.args: list[Any] = []
         self.kwargs: dict[str, Any] = {}
@@ -201,6 +212,9 @@ class Counters:
     proven: int = 0
 
 
+_calls = itertools.count()
+
+
 class Call:
     """One forward of one region: what its handles share.
 
@@ -208,12 +222,15 @@ class Call:
         failures: while verifying, replayed values that were not bit for bit the dropped ones, by
             (operator index, slot).
         used: a backward pass asked for something. abandoned: what to call if that never happens.
+        number: counts all calls, in the order of their forwards. segment: the innermost one around it.
     """
 
-    __slots__ = ("abandoned", "counters", "failures", "lock", "used", "verify")
+    __slots__ = ("abandoned", "counters", "failures", "lock", "number", "segment", "used", "verify")
 
-    def __init__(self, counters: Counters, *, verify: bool = False) -> None:
-        self.lock = threading.RLock()
+    def __init__(self, counters: Counters, *, verify: bool = False, segment: Segment | None = None) -> None:
+        self.number = next(_calls)
+        self.segment = segment
+        self.lock = threading.RLock() if segment is None else segment.lock
         self.verify = verify
         self.counters = counters
         self.failures: set[tuple[int, int]] = set()

@@ -24,6 +24,7 @@ def answer(problem: Problem, found: Simulation, solver: str, status: str = "heur
         status=status,
         solver=solver,
         window_peaks=window_peaks(problem, found),
+        segments=found.segments,
     )
 
 
@@ -31,5 +32,6 @@ def _smallest(problem: Problem, found: Simulation) -> Simulation:
     """The smaller of the referee's minimum and what was found, where that is within the budget."""
     least = min(simulate(problem, minimum(problem)[1]), found, key=lambda one: one.peak)
     if least.peak > problem.budget:
-        raise InfeasibleError(least.peak, tuple(int(choice) for choice in least.choices), problem.budget)
+        choices = tuple(int(choice) for choice in least.choices)
+        raise InfeasibleError(least.peak, choices, problem.budget, least.segments)
     return least

@@ -19,7 +19,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .problem import Choice, Problem
+from .problem import Choice, Problem, Segment
 from .trace import Action, trace
 
 UNIT = 512
@@ -149,6 +149,7 @@ def reserved(
     choices: Sequence[Choice],
     resident: Iterable[int] | None = None,
     pieces: Mapping[int, Sequence[int]] | None = None,
+    segments: Sequence[Segment] = (),
 ) -> Reserved:
     """What the allocator reserves for steps under ``choices``, one after the other, on an empty device.
 
@@ -160,7 +161,7 @@ def reserved(
     for size in (problem.resident,) if resident is None else resident:
         if size:
             allocator.allocate(size)
-    actions = trace(problem, choices, pieces)
+    actions = trace(problem, choices, pieces, segments)
     steps = [_run(allocator, actions, len(problem.events)) for _ in range(STEPS)]
     highest = max(allocated for allocated, _ in steps)
     return Reserved(peak=allocator.reserved, allocated_peak=highest, levels=steps[0][1])

@@ -12,10 +12,14 @@ class InfeasibleError(SolverError):
 
     Attributes:
         minimum: bytes of the smallest peak found (:func:`budgetopt.solvers.memory.minimum`).
-        choices: the choice per value that reaches it, as the integers of ``Choice``.
+        choices: the choice per value that reaches it, as the integers of ``Choice``. segments: those it needs, as
+            (first, last) region.
     """
 
-    def __init__(self, minimum: int, choices: tuple[int, ...], budget: int) -> None:
+    def __init__(
+        self, minimum: int, choices: tuple[int, ...], budget: int, segments: tuple[tuple[int, int], ...] = ()
+    ) -> None:
         super().__init__(f"no choice fits into {budget} bytes; the smallest peak found is {minimum} bytes")
         self.minimum = minimum
         self.choices = choices
+        self.segments = segments

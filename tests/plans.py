@@ -13,7 +13,7 @@ from typing import Any
 from budgetopt import Plan, Profile, apply
 from budgetopt._answer import to_plan
 from budgetopt._problem import to_problem
-from budgetopt.solvers import Choice, Solution, simulate
+from budgetopt.solvers import Choice, Segment, Solution, simulate
 from tests.models import Built, fresh_batch
 from tests.outside_meter import peak_bytes, resident_bytes
 
@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[1]
 ALL = ("keep", "recompute", "fp16")
 
 
-def forced_plan(profile: Profile, choose: Callable[[int], Choice]) -> Plan:
+def forced_plan(profile: Profile, choose: Callable[[int], Choice], segments: Sequence[Segment] = ()) -> Plan:
     """The plan that makes choice ``choose(value)`` wherever it is legal."""
     problem = to_problem(profile, 1 << 50)
-    found = simulate(problem, [choose(v) for v in range(len(problem.values))])
-    solution = Solution(found.choices, found.peak, found.peak_event, found.cost_ns)
+    found = simulate(problem, [choose(v) for v in range(len(problem.values))], segments)
+    solution = Solution(found.choices, found.peak, found.peak_event, found.cost_ns, segments=found.segments)
     return to_plan(profile, problem, solution, budget=1 << 50, headroom=0, allow=ALL, exclude=())
 
 
