@@ -136,8 +136,9 @@ def plan_table(plan: Plan) -> str:
     reserved = f"the allocator reserves about {size}; " if predicted.reserved_bytes else ""
     foot = (
         f"what is not named is kept whole{_late(plan)}. Predicted peak {show_bytes(predicted.peak_bytes)} at "
-        f"{predicted.peak_at}; plain {show_bytes(predicted.plain_peak_bytes)}; {reserved}extra time {predicted.overhead:.1%} of a step; "
-        f"{plan.solver}, {plan.status}, gap {plan.gap:.1%}. plan.explain(layer) says why, value by value"
+        f"{predicted.peak_at}; plain {show_bytes(predicted.plain_peak_bytes)}; {reserved}extra time "
+        f"{predicted.overhead:.1%} of a step; {plan.solver}, {plan.status}, gap {plan.gap:.1%}. plan.explain(layer) "
+        "says why, value by value"
     )
     return text_of(table) + foot
 
@@ -169,7 +170,6 @@ def explain(profile: Profile, choices: Sequence[Choice], layer: str, segments: S
         f"dearest value that the plan recomputes costs {show_ns(round(account.dearest))} per MB."
     )
     lines = [
-        f"  {row.word:9} {show_bytes(row.size):>8}  {row.operator}  {row.layer}: {account.why(row)}"
-        for row in rows
+        f"  {row.word:9} {show_bytes(row.size):>8}  {row.operator}  {row.layer}: {account.why(row)}" for row in rows
     ]
     return "\n".join([head, *lines])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .chain import segments
 from .errors import SolverError
 from .exhaustive import exhaustive
 from .greedy import greedy
@@ -14,6 +15,7 @@ from .regions import regions
 SOLVERS: dict[str, Callable[[Problem, str, float, float], Solution]] = {
     "auto": regions,
     "regions": regions,
+    "segments": segments,
     "ilp": ilp,
     "greedy": greedy,
     "exhaustive": exhaustive,
