@@ -115,9 +115,14 @@ class _Words:
             return "fp16"
         if choice == Choice.KEEP and value in self._level:
             return "late" if value in self._saved or value in self._read else None
+        if choice == Choice.KEEP and value in self._read and (value not in self._saved or self._crosses(value)):
+            return "hold"  # whoever saves it, it is held from when it is made
         if value in self._saved:
             return "keep" if choice == Choice.KEEP else "recompute"
-        return "hold" if choice == Choice.KEEP and value in self._read else None
+        return None
+
+    def _crosses(self, value: int) -> bool:
+        return timeline(self._problem).reach[value] > self._problem.values[value].region
 
     def _may_be_replayed(self) -> set[int]:
         """Operators in the closure of dropped and late values: those that the executor must record.
