@@ -72,7 +72,9 @@ class _Words:
         self._level = late(problem, timeline(problem), solution.choices, solution.segments).level
         self._saved = set(profile.handles)
         self._replayed = self._may_be_replayed()
-        self._read = {v for i in self._replayed for v in problem.operators[i].reads}
+        reads = [(problem.operators[i].region, v) for i in self._replayed for v in problem.operators[i].reads]
+        self._read = {v for _, v in reads}
+        self._read_at_home = {v for region, v in reads if problem.values[v].region == region}
         dropped = {problem.values[v].region for v in self._saved if solution.choices[v] != Choice.KEEP}
         self.planned = sorted((dropped | set(self._segments)) - {OUTSIDE})
 
@@ -115,7 +117,8 @@ class _Words:
             return "fp16"
         if choice == Choice.KEEP and value in self._level:
             return "late" if value in self._saved or value in self._read else None
-        if choice == Choice.KEEP and value in self._read and (value not in self._saved or self._crosses(value)):
+        at_home = choice == Choice.KEEP and value in self._read_at_home
+        if at_home and (value not in self._saved or self._crosses(value)):
             return "hold"  # whoever saves it, it is held from when it is made
         if value in self._saved:
             return "keep" if choice == Choice.KEEP else "recompute"

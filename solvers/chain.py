@@ -157,7 +157,7 @@ class Chain:
         self._regions = _row(problem, catalogue, fixed)
         self._end = len(self._regions) - 1
         self._cuts = _places(len(self._regions))
-        pairs = len(self._cuts) * max(1, len(self._regions)) // 2
+        pairs = max(1, len(self._cuts) * len(self._regions) // 2)
         self._most = max(20, min(_STEPS, _WORK // (pairs * _OPTIONS)))
         self._known: dict[tuple[int, int], list[Step]] = {}
         if self._end + 1 >= _FEWEST and any(region.linked for region in self._regions):
@@ -249,7 +249,7 @@ class Chain:
 def _row(problem: Problem, catalogue: Catalogue, fixed: Sequence[int]) -> list[_Region]:
     """The regions, if each lies directly in the one before it; else none."""
     nodes = [node for node in outside_in(catalogue.root) if node.part is not None]
-    if any(len(node.inside) > 1 for node in (catalogue.root, *nodes)):
+    if not nodes or any(len(node.inside) > 1 for node in (catalogue.root, *nodes)):
         return []
     line = timeline(problem)
     crossing: dict[int, list[int]] = {}
