@@ -14,8 +14,6 @@ from budgetopt._schema import Profile
 from budgetopt._units import show_bytes, show_ns
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import OUTSIDE, Choice, Segment
-from budgetopt.solvers.segments import late
-from budgetopt.solvers.timeline import timeline
 
 if TYPE_CHECKING:
     from budgetopt._plan import Plan
@@ -63,7 +61,6 @@ class Account:
     def __init__(self, profile: Profile, choices: Sequence[Choice], segments: Sequence[Segment]) -> None:
         problem = to_problem(profile, 0)
         found = memory.simulate(problem, choices, segments)
-        level = late(problem, timeline(problem), found.choices, segments).level
         self.replay_ns: dict[int, int] = defaultdict(int)
         for operator, count in zip(problem.operators, found.replays, strict=True):
             self.replay_ns[operator.region] += count * operator.time_ns
@@ -71,7 +68,9 @@ class Account:
         together: dict[int, int] = defaultdict(int)
         for value in saved:
             together[profile.values[value].operator] += profile.storages[profile.values[value].storage]
-        self.rows = [self._row(profile, value, found.choices[value], value in level, together) for value in saved]
+        self.rows = [
+            self._row(profile, value, found.choices[value], value in found.levels, together) for value in saved
+        ]
         self.dearest = max((row.price for row in self.rows if row.choice == Choice.RECOMPUTE), default=0.0)
 
     @staticmethod

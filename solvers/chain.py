@@ -16,7 +16,6 @@ referee judges what comes of it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -33,6 +32,7 @@ from .problem import Choice, Problem, Segment, Solution
 from .regions import regions
 from .segments import late
 from .stages import fixed_bytes
+from .stepwise import last, thin, together
 from .timeline import timeline
 
 _CUTS = 40  # places at most where segments may begin or end
@@ -54,27 +54,26 @@ def segments(problem: Problem, backend: str = "auto", time_limit: float = 10.0, 
         InfeasibleError: nothing was found that the referee accepts. SolverError: ``backend`` is unknown.
     """
     deadline = monotonic() + time_limit
-    plain: Solution | InfeasibleError
     try:
         plain = regions(problem, backend, _PLAIN * time_limit, gap)
     except InfeasibleError as error:
-        plain = error
-    catalogue = Catalogue.of(problem, backend, deadline)
-    found = None
-    if catalogue is not None:
-        catalogue.learn(minimum(problem, deadline=deadline)[1])
-        found = _best(problem, catalogue, Chain(problem, catalogue, fixed_bytes(problem)))
-    if found is None or found.peak > problem.budget:
-        if isinstance(plain, Solution):
-            return plain
-        least, rows = (plain.minimum, plain.segments) if found is None else (found.peak, found.segments)
-        if found is None or plain.minimum <= least:
-            raise plain
-        raise InfeasibleError(least, tuple(int(choice) for choice in found.choices), problem.budget, rows)
-    if isinstance(plain, Solution) and plain.cost_ns <= found.cost_ns:
+        found, engines = _rows(problem, backend, deadline)
+        if found is None or found.peak >= error.minimum:
+            raise
+        return answer(problem, found, f"segments, {engines}", "feasible")
+    found, engines = _rows(problem, backend, deadline)
+    if found is None or found.peak > problem.budget or plain.cost_ns <= found.cost_ns:
         return plain
-    bound_ns = plain.bound_ns if isinstance(plain, Solution) else 0
-    return answer(problem, found, f"segments, {catalogue.engines if catalogue else ''}", "feasible", bound_ns)
+    return answer(problem, found, f"segments, {engines}", "feasible", plain.bound_ns)
+
+
+def _rows(problem: Problem, backend: str, deadline: float) -> tuple[Simulation | None, str]:
+    """The best rows to run again, if the regions are a chain, and who answered for the patterns."""
+    catalogue = Catalogue.of(problem, backend, deadline)
+    if catalogue is None:
+        return None, ""
+    catalogue.learn(minimum(problem, deadline=deadline)[1])
+    return _best(problem, catalogue, Chain(problem, catalogue, fixed_bytes(problem))), catalogue.engines
 
 
 def _best(problem: Problem, catalogue: Catalogue, chain: Chain) -> Simulation | None:
@@ -167,7 +166,7 @@ class Chain:
 
     def within(self, budget: int) -> Pick | None:
         """The cheapest way that is said to need no more; None if there is none."""
-        at = bisect_right(self.steps, budget, key=_need) - 1
+        at = last(self.steps, budget)
         return None if at < 0 else self._pick(self.steps[at].how)
 
     def _to(self, end: int) -> None:
@@ -197,35 +196,27 @@ class Chain:
         for (pattern, _, _), more in zip(region.options, storing, strict=True):
             own = max(pattern.forward + shift, pattern.backward + region.node.shift[1])
             cost = pattern.cost_ns + more
-            first = max(0, bisect_right(inner, own - pattern.held, key=_need) - 1)
+            first = max(0, last(inner, own - pattern.held))
             for need, rest, how in inner[first:]:
                 found.append(Step(max(own, need + pattern.held), cost + rest, (g, pattern, how)))
         return self._thin(found)
 
     def _segments(self, g: int, end: int) -> Iterator[Step]:
         """Segments that begin at g, and then the rest."""
-        again = size = 0
+        again = 0
         for t in range(g, end):
             region = self._regions[t]
             inside, rest = self._known.get((g, t)), self._known.get((t + 1, end))
             if inside is not None and rest is not None:
-                last = region.last
-                size = sum(b for k in self._regions[g : t + 1] for reach, b in k.handed if reach <= last)
-                yield from _together(inside, rest, size, again, (g, t))
+                size = sum(b for k in self._regions[g : t + 1] for reach, b in k.handed if reach <= region.last)
+                for need, cost, a, b in together(inside, rest, size):
+                    yield Step(need, cost + again, (g, t, inside[a].how, rest[b].how))
             again += region.again
             if not region.linked:
                 return
 
     def _thin(self, steps: list[Step]) -> list[Step]:
-        """At most so many falling steps and one: the first, and the cheapest of each stretch of bytes."""
-        steps.sort(key=_need_and_cost)
-        falling = _falling(steps)
-        if len(falling) <= self._most:
-            return falling
-        low = falling[0].need
-        width = (falling[-1].need - low) // self._most + 1
-        cheapest = {(step.need - low) // width: step for step in falling}
-        return _falling([falling[0], *cheapest.values()])
+        return thin(sorted(steps, key=_need_and_cost), self._most)
 
     def _pick(self, how: Any) -> Pick:
         patterns: dict[Node, Pattern] = {}
@@ -327,27 +318,4 @@ def _places(count: int) -> list[int]:
     return sorted({count - round(count * (1 - i / _CUTS) ** 2) for i in range(_CUTS)} - {count})
 
 
-def _together(inside: list[Step], rest: list[Step], size: int, again: int, row: tuple[int, int]) -> Iterator[Step]:
-    """Both, with the same bytes; the rest has ``size`` more."""
-    needs = sorted({*(step.need for step in inside), *(step.need - size for step in rest)})
-    a = b = -1
-    for need in needs:
-        while a + 1 < len(inside) and inside[a + 1].need <= need:
-            a += 1
-        while b + 1 < len(rest) and rest[b + 1].need - size <= need:
-            b += 1
-        if a >= 0 and b >= 0:
-            yield Step(need, inside[a].cost + rest[b].cost + again, (*row, inside[a].how, rest[b].how))
-
-
-_need = itemgetter(0)
 _need_and_cost = itemgetter(0, 1)
-
-
-def _falling(steps: Sequence[Step]) -> list[Step]:
-    """Sorted steps without those that are no cheaper than one that needs less."""
-    found: list[Step] = []
-    for step in steps:
-        if not found or step.cost < found[-1].cost:
-            found.append(step)
-    return found

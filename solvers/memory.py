@@ -19,7 +19,7 @@ Every solver's answer passes through :func:`simulate`. What is held, and until w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import inf
 from operator import add
@@ -45,7 +45,8 @@ class Simulation:
     Attributes:
         choices: normalised, one per value. peak: bytes, resident included. peak_event: its first position.
         cost_ns: replays, codecs and recording. replays: how often each operator is run again.
-        peaks: highest bytes at each event, its workspace included. segments: as given.
+        peaks: highest bytes at each event, its workspace included. segments: as given. levels: the segment that
+            stores a value, for all values that one does.
     """
 
     choices: tuple[Choice, ...]
@@ -55,6 +56,7 @@ class Simulation:
     replays: tuple[int, ...]
     peaks: tuple[int, ...]
     segments: tuple[Segment, ...] = ()
+    levels: dict[int, int] = field(default_factory=dict)
 
 
 def simulate(problem: Problem, choices: Sequence[Choice], segments: Sequence[Segment] = ()) -> Simulation:
@@ -86,6 +88,7 @@ def simulate(problem: Problem, choices: Sequence[Choice], segments: Sequence[Seg
         replays=tuple(replays.counts),
         peaks=peaks,
         segments=tuple(segments),
+        levels=stored.level,
     )
 
 

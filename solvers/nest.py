@@ -20,13 +20,12 @@ for heterogeneous chains" (2019), with patterns in place of keeping or dropping 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import NamedTuple
 
 from .parts import NO_LIMIT, Part
+from .stepwise import falling, last, thin, together
 
 _STEPS = 4000  # of one step function; exact bytes, the cheapest of each stretch
 _WORK = 4_000_000  # options times steps, over all regions: fewer steps for very many regions
@@ -151,7 +150,7 @@ class Recursion:
 
     def picks(self, budget: int) -> dict[Node, int]:
         """The number of the option for each node, within a budget of at least the first step's need."""
-        at = _last(self.steps, budget)
+        at = last(self.steps, budget)
         if at < 0:
             raise ValueError(f"nothing fits {budget} bytes, the smallest need is {self.steps[0][0]}")
         picks: dict[Node, int] = {}
@@ -171,7 +170,7 @@ class Recursion:
         total: list[Step] = [(0, 0, 0, 0)]
         self._sums[node] = []
         for child in node.inside:
-            total = _thin(_sum(self._steps[child], total), self._most)
+            total = thin(together(self._steps[child], total), self._most)
             self._sums[node].append(total)
         return total
 
@@ -179,61 +178,16 @@ class Recursion:
         found: list[Step] = []
         inner = _with_gap(inside, node.gap)
         for pick, (cost, held, own) in enumerate(self._options[node]):
-            first = max(0, _last(inner, own - held))
+            first = max(0, last(inner, own - held))
             need, more, _, at = inner[first]
             found.append((max(own, held + need), cost + more, pick, at))
-            stop = _last(inner, self._limit - held) + 1
+            stop = last(inner, self._limit - held) + 1
             found += [(held + need, cost + more, pick, at) for need, more, _, at in inner[first + 1 : stop]]
         found.sort()
-        del found[max(1, _last(found, self._limit) + 1) :]
-        return _thin(found, self._most)
-
-
-def _last(steps: list[Step], size: int) -> int:
-    """The last step that needs no more; -1 if there is none."""
-    return bisect_right(steps, size, key=_need) - 1
-
-
-_need = itemgetter(0)
+        del found[max(1, last(found, self._limit) + 1) :]
+        return thin(found, self._most)
 
 
 def _with_gap(inside: list[Step], gap: int) -> list[Step]:
     """Steps of what is inside, when the gap between needs its bytes too; ``rest`` is the number of the step."""
-    return _falling([(max(gap, need), cost, 0, at) for at, (need, cost, _, _) in enumerate(inside)])
-
-
-def _sum(child: list[Step], before: list[Step]) -> list[Step]:
-    """Both, with the same bytes: at every need of one or the other, the last steps of each."""
-    needs = sorted({need for need, *_ in (*child, *before)})
-    found: list[Step] = []
-    a = b = -1
-    for need in needs:
-        a += a + 1 < len(child) and child[a + 1][0] == need
-        b += b + 1 < len(before) and before[b + 1][0] == need
-        if a >= 0 and b >= 0:
-            found.append((need, child[a][1] + before[b][1], a, b))
-    return found
-
-
-def _falling(steps: Sequence[Step]) -> list[Step]:
-    """Sorted steps without those that are no cheaper than one that needs less."""
-    found: list[Step] = []
-    least = -1
-    for step in steps:
-        if step[1] < least or not found:
-            if found and found[-1][0] == step[0]:
-                found.pop()
-            found.append(step)
-            least = step[1]
-    return found
-
-
-def _thin(steps: Sequence[Step], most: int) -> list[Step]:
-    """At most so many falling steps and one: the first, and the cheapest of each stretch of bytes."""
-    falling = _falling(steps)
-    if len(falling) <= most:
-        return falling
-    low = falling[0][0]
-    width = (falling[-1][0] - low) // most + 1
-    cheapest = {(step[0] - low) // width: step for step in falling}
-    return _falling([falling[0], *cheapest.values()])
+    return falling([(max(gap, need), cost, 0, at) for at, (need, cost, _, _) in enumerate(inside)])

@@ -200,20 +200,26 @@ def _handles(problem: Problem) -> tuple[tuple[bool, ...], tuple[int, ...], tuple
 def _reach(problem: Problem) -> tuple[int, ...]:
     """The last region that makes, reads or saves each value."""
     reach = [value.region for value in problem.values]
-    region = OUTSIDE
-    for kind, index in problem.events:
-        used: tuple[int, ...] = ()
-        if kind == Kind.ENTER:
-            region = index
-        elif kind == Kind.EXIT:
-            region = OUTSIDE
-        elif kind == Kind.RUN and problem.operators[index].region != OUTSIDE:
-            used = problem.operators[index].reads
-        elif kind == Kind.PACK:
-            used = (problem.handles[index],)
-        for v in used:
-            reach[v] = max(reach[v], region if kind == Kind.PACK else problem.operators[index].region)
+    for operator in problem.operators:
+        if operator.region != OUTSIDE:
+            for v in operator.reads:
+                reach[v] = max(reach[v], operator.region)
+    for handle, region in _packers(problem).items():
+        v = problem.handles[handle]
+        reach[v] = max(reach[v], region)
     return tuple(reach)
+
+
+def _packers(problem: Problem) -> dict[int, int]:
+    """The region that was entered when each handle was packed, or ``OUTSIDE``."""
+    packers: dict[int, int] = {}
+    inside = OUTSIDE
+    for kind, index in problem.events:
+        if kind in (Kind.ENTER, Kind.EXIT):
+            inside = index if kind == Kind.ENTER else OUTSIDE
+        elif kind == Kind.PACK:
+            packers[index] = inside
+    return packers
 
 
 def _kept(problem: Problem) -> tuple[frozenset[int], frozenset[int]]:
@@ -288,20 +294,15 @@ def _backward_spans(problem: Problem) -> list[Window]:
     """From the first unpack or handle death after the forward of what a region saved of its own to the last."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    own: set[int] = set()
-    inside = OUTSIDE
+    packers = _packers(problem)
     backward = False
     for at, (kind, index) in enumerate(problem.events):
-        if kind in (Kind.ENTER, Kind.EXIT):
-            inside = index if kind == Kind.ENTER else OUTSIDE
-        elif kind == Kind.FORWARD_END:
-            backward = True
-        elif kind == Kind.PACK and inside in (OUTSIDE, problem.values[problem.handles[index]].region):
-            own.add(index)
-        elif backward and kind in (Kind.UNPACK, Kind.HANDLE_DIE) and index in own:
+        backward = backward or kind == Kind.FORWARD_END
+        if backward and kind in (Kind.UNPACK, Kind.HANDLE_DIE):
             region = problem.values[problem.handles[index]].region
-            first.setdefault(region, at)
-            last[region] = at
+            if packers.get(index, OUTSIDE) in (OUTSIDE, region):
+                first.setdefault(region, at)
+                last[region] = at
     return [Window(first[g], last[g] + 1, g, True) for g in first if g != OUTSIDE]
 
 

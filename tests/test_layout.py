@@ -36,7 +36,6 @@ TORCH_FREE = (
 SOLVER_USERS = {
     "budgetopt",
     "budgetopt._problem",
-    "budgetopt._explain",
     "budgetopt._answer",
     "budgetopt._floor",
     "budgetopt._reserved",

@@ -12,6 +12,7 @@ import torch
 import budgetopt
 from budgetopt import InfeasibleBudgetError, Profile
 from budgetopt.solvers import Choice, Segment
+from budgetopt.solvers.segments import in_order
 from tests import models
 from tests.deep_models import deep_residual
 from tests.models import Built
@@ -60,11 +61,7 @@ def test_any_segments_give_the_same_bits_at_the_predicted_peak(name: str, seed: 
     measured = peak_bytes(planned, sample, squared_loss if name == "residual" else None)
     predicted = plan.predicted.peak_bytes - profile.fixed.total
     assert abs(measured - predicted) <= TOLERANCE * predicted
-    assert plan.segments(profile) == tuple(chosen_in_order(chosen))
-
-
-def chosen_in_order(chosen: list[Segment]) -> list[Segment]:
-    return sorted(chosen, key=lambda s: (s.first, -s.last))
+    assert plan.segments(profile) == tuple(in_order(chosen))
 
 
 def test_a_second_backward_through_a_segment() -> None:

@@ -6,6 +6,7 @@ gradients of its inputs, lets go of its handles and of the gradient of its outpu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -197,13 +198,20 @@ def _random_operator(step: Step, rng: Random, g: int, reads: tuple[int, ...], ha
 
 
 def _random_backward(step: Step, rng: Random, tape: list[list[int]], output: int, sizes: int) -> None:
+    walk_back(step, tape, output, lambda: rng.randint(1, sizes), lambda: rng.choice((0, rng.randint(1, 9))))
+
+
+def walk_back(
+    step: Step, tape: list[list[int]], output: int, size: Callable[[], int], workspace: Callable[[], int] = int
+) -> None:
+    """The plain backward pass: ``tape`` has the handles that each operator's backward asks for, in order."""
     step.event(Kind.FORWARD_END)
     step.die(output)
-    gradient = step.backward(rng.randint(1, sizes))
+    gradient = step.backward(size())
     for handles in reversed(tape):
         for h in handles:
             step.event(Kind.UNPACK, h)
-        new = step.backward(rng.randint(1, sizes), rng.choice((0, rng.randint(1, 9))))
+        new = step.backward(size(), workspace())
         step.event(Kind.DIE, gradient)
         gradient = new
         for h in handles:

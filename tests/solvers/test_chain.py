@@ -9,7 +9,7 @@ import pytest
 from budgetopt.solvers import OUTSIDE, Choice, InfeasibleError, Kind, Problem, Segment, minimum, simulate, solve
 from budgetopt.solvers.segments import chains, in_order
 
-from .steps import Step, transformer
+from .steps import Step, transformer, walk_back
 
 
 def layers(count: int) -> Problem:
@@ -29,21 +29,9 @@ def layers(count: int) -> Problem:
         step.event(Kind.EXIT, g)
         for value in (a, b, x):
             step.die(value)
-        tape.append(handles)
+        tape.append(handles[::-1])
         x = y
-    step.event(Kind.FORWARD_END)
-    step.die(x)
-    gradient = step.backward(10)
-    for handles in reversed(tape):
-        for handle in reversed(handles):
-            step.event(Kind.UNPACK, handle)
-        new = step.backward(10)
-        step.event(Kind.DIE, gradient)
-        gradient = new
-        for handle in handles:
-            step.event(Kind.HANDLE_DIE, handle)
-    step.event(Kind.DIE, gradient)
-    step.event(Kind.BACKWARD_END)
+    walk_back(step, tape, x, lambda: 10)
     return step.problem()
 
 
