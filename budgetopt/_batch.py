@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from budgetopt import solvers
 from budgetopt._errors import BudgetOptError
 from budgetopt._problem import to_problem
 from budgetopt._schema import Profile, Smaller
@@ -94,15 +95,15 @@ def largest(profile: Profile, limit: int, allow: Iterable[str], exclude: Iterabl
     allow, exclude = tuple(allow), tuple(exclude)
 
     def least(batch: int) -> memory.Simulation:
-        problem = to_problem(at_batch(profile, batch), 0, allow=allow, exclude=exclude)
-        return memory.simulate(problem, memory.minimum(problem)[1])
+        return solvers.smallest(to_problem(at_batch(profile, batch), 0, allow=allow, exclude=exclude))
 
-    found = largest_planned(profile, limit, least(profile.batch).choices)
+    lowest = least(profile.batch)
+    found = largest_planned(profile, limit, lowest.choices, lowest.segments)
     while found < MOST:
         lowest = least(found + 1)  # there, another choice may be the least
         if lowest.peak > limit:
             break
-        found = max(found + 1, largest_planned(profile, limit, lowest.choices))
+        found = max(found + 1, largest_planned(profile, limit, lowest.choices, lowest.segments))
     return found
 
 

@@ -41,7 +41,8 @@ def frontier(
         raise BudgetOptError(f"points={points}: give two or more, the smallest budget and keep-everything are two")
     options = solver_options(solver, backend, time_limit, gap)
     problem = to_problem(profile, 0, allow=tuple(allow), exclude=tuple(exclude))
-    lowest = solvers.smallest(problem, backend, time_limit).peak + UNSEEN
+    method = solvers.SOLVERS[options["solver"]]
+    lowest = solvers.smallest(problem, backend, time_limit, rows=method is solvers.segments).peak + UNSEEN
     highest = max(lowest, profile.peak_bytes + UNSEEN)
     budgets = [lowest + (highest - lowest) * number // (points - 1) for number in range(points)]
     found = []
@@ -55,10 +56,12 @@ def frontier(
 
 def _answers(problem: Problem, profile: Profile, budgets: list[int], options: dict[str, Any]) -> list[Solution]:
     """All from one recursion, unless another solver is asked for."""
-    if solvers.SOLVERS[options["solver"]] is solvers.regions:
+    method = solvers.SOLVERS[options["solver"]]
+    if method in (solvers.regions, solvers.segments):
         limit = options["time_limit"] * len(budgets)
         usable = [budget - UNSEEN for budget in budgets]
-        return solvers.frontier(problem, usable, options["backend"], limit, options["gap"])
+        rows = method is solvers.segments
+        return solvers.frontier(problem, usable, options["backend"], limit, options["gap"], rows)
     return [solution_for(replace(problem, budget=budget - UNSEEN), profile, budget, options) for budget in budgets]
 
 

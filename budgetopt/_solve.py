@@ -40,7 +40,7 @@ def solve(
     Args:
         budget: bytes, or text such as ``"8GB"``. allow: choices that may be made.
         exclude: paths of modules whose values are all kept.
-        solver: the method (``"auto"``, ``"ilp"``, ``"greedy"`` …; ``"segments"`` for the smallest budgets).
+        solver: the method (``"auto"``, ``"ilp"``, ``"greedy"`` …).
             backend: the MILP engine (``"cbc"``, ``"highs"``, ``"auto"``: HiGHS if installed).
         time_limit: seconds, more than 0 and at most a day. gap: relative distance from the program's optimum
             that is good enough, from 0 (prove the optimum) to 1 (any answer that fits).

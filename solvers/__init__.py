@@ -4,7 +4,7 @@ from .caching import Reserved, reserved
 from .errors import InfeasibleError, SolverError
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
 from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Segment, Solution, Value
-from .regions import frontier, regions, smallest
+from .regions import frontier, regions, segments, smallest
 from .solve import SOLVERS, solve
 from .timeline import Window
 
@@ -32,6 +32,7 @@ __all__ = [
     "normalise",
     "regions",
     "reserved",
+    "segments",
     "simulate",
     "smallest",
     "solve",

@@ -58,6 +58,10 @@ class Simulation:
     segments: tuple[Segment, ...] = ()
     levels: dict[int, int] = field(default_factory=dict)
 
+    def rank(self, budget: int) -> tuple[int, int]:
+        """Smaller is better: within the budget by cost, beyond it by peak."""
+        return max(0, self.peak - budget), self.cost_ns
+
 
 def simulate(problem: Problem, choices: Sequence[Choice], segments: Sequence[Segment] = ()) -> Simulation:
     """The exact peak and cost of ``choices`` (one per value, normalised first) on the recorded step.

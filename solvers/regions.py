@@ -3,33 +3,40 @@
 Regions that look the same share everything: a sweep of small programs gives each kind its patterns
 (:mod:`budgetopt.solvers.patterns`), a recursion picks the best ones for any budget (:mod:`budgetopt.solvers.nest`),
 and while the duals of the program over patterns (:mod:`budgetopt.solvers.master`) say that another pattern
-would help, it is made and the recursion runs again. The referee has the last word on the whole step. Where
-lives of regions do not nest, the step is one program (:mod:`budgetopt.solvers.ilp`).
+would help, it is made and the recursion runs again (:mod:`budgetopt.solvers.search`). Where regions follow each
+other, rows of them may be run again as one (:mod:`budgetopt.solvers.chain`). The referee has the last word on the
+whole step. Where lives of regions do not nest, the step is one program (:mod:`budgetopt.solvers.ilp`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import add
 from time import monotonic
 
 from .answer import answer
 from .backends import order
-from .catalogue import Catalogue, Corrections
-from .greedy import polish
+from .catalogue import Catalogue, Picks
+from .chain import Chain, best_rows
 from .ilp import ilp
 from .memory import Simulation, minimum, simulate
-from .nest import Node, outside_in
-from .patterns import Pattern
 from .problem import Choice, Problem, Solution
+from .search import Search
 
-_CONVERGED = 0.2  # of the gap asked for, between the cost of the best mixture and its bound
 _SEARCHING = 0.5  # of the time limit, at least, is left for the search when the first patterns are made
 _PRICED = 6  # budgets of a frontier for which bytes are priced
-_FILLS = 3  # rounds of looking beside the patterns that were picked
-_ROUNDS = 12  # of prices and new patterns at most
-_CORRECTIONS = 2  # rounds with the referee at most
+
+
+def segments(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
+    """The better of what :func:`regions` answers and of the best rows of regions to run again.
+
+    Where the regions are no chain, it is the former. ``bound_ns`` holds for choices without segments: an answer may
+    cost less.
+
+    Raises:
+        InfeasibleError: nothing was found that the referee accepts. SolverError: ``backend`` is unknown.
+    """
+    return _solve(problem, backend, time_limit, gap, rows=True)
 
 
 def regions(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
@@ -41,6 +48,10 @@ def regions(problem: Problem, backend: str = "auto", time_limit: float = 10.0, g
     Raises:
         InfeasibleError: no choice was found that the referee accepts. SolverError: ``backend`` is unknown.
     """
+    return _solve(problem, backend, time_limit, gap, rows=False)
+
+
+def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: bool) -> Solution:
     order(backend)  # an unknown name is an error even where no program is needed
     deadline = monotonic() + time_limit
     kept = simulate(problem, [Choice.KEEP] * len(problem.values))
@@ -49,16 +60,27 @@ def regions(problem: Problem, backend: str = "auto", time_limit: float = 10.0, g
     catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
     if catalogue is None:
         return ilp(problem, backend, time_limit, gap)
-    found = _Search(problem, catalogue, backend, deadline, gap).solve(time_limit)
+    found = Search(problem, catalogue, backend, deadline, gap).solve(time_limit)
     if not catalogue.engines:  # it says why, and has an answer without one
         return ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
+    if rows:
+        again = best_rows(problem, catalogue)
+        found = min(found, again or found, key=lambda one: one.rank(problem.budget))
     return _judged(problem, found, catalogue, gap)
 
 
 def frontier(
-    problem: Problem, budgets: Sequence[int], backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01
+    problem: Problem,
+    budgets: Sequence[int],
+    backend: str = "auto",
+    time_limit: float = 10.0,
+    gap: float = 0.01,
+    rows: bool = True,
 ) -> list[Solution]:
     """A solution for each budget, all from one recursion; ``time_limit`` is seconds for all of them together.
+
+    Args:
+        rows: also of regions that are run again as one.
 
     Raises:
         InfeasibleError: no choice was found for one of them. SolverError: ``backend`` is unknown.
@@ -77,12 +99,27 @@ def frontier(
         if worth is not None:
             catalogue.price(worth, exact=False)
     picks = catalogue.recursion()
-    found = [(budget, simulate(problem, catalogue.choices(picks.within(budget)))) for budget in budgets]
-    return [_judged(replace(problem, budget=budget), one, catalogue, gap) for budget, one in found]
+    chain = Chain(problem, catalogue) if rows else None
+    return [
+        _judged(replace(problem, budget=b), _point(problem, catalogue, picks, chain, b), catalogue, gap)
+        for b in budgets
+    ]
 
 
-def smallest(problem: Problem, backend: str = "auto", time_limit: float = 10.0) -> Simulation:
+def _point(problem: Problem, catalogue: Catalogue, picks: Picks, chain: Chain | None, budget: int) -> Simulation:
+    """The better of the two recursions' ways as they see it; the referee sees the other one only if it must."""
+    alone = simulate(problem, catalogue.choices(picks.within(budget)))
+    if chain is None:
+        return alone
+    rows = chain.judged(budget)
+    return min(alone, rows or alone, key=lambda one: one.rank(budget))
+
+
+def smallest(problem: Problem, backend: str = "auto", time_limit: float = 10.0, rows: bool = True) -> Simulation:
     """The choice with the smallest peak that is found; an upper bound of the smallest that there is.
+
+    Args:
+        rows: also of regions that are run again as one.
 
     Raises:
         SolverError: ``backend`` is unknown.
@@ -94,113 +131,16 @@ def smallest(problem: Problem, backend: str = "auto", time_limit: float = 10.0) 
     if catalogue is None:
         return best
     catalogue.learn(best.choices)
-    found = simulate(problem, catalogue.choices(catalogue.lowest(backend, deadline)))
-    return min(best, found, key=lambda one: one.peak)
+    found = [best, simulate(problem, catalogue.choices(catalogue.lowest(backend, deadline)))]
+    if rows:
+        found += [one for one in [Chain(problem, catalogue, 0).judged(0)] if one is not None]
+    return min(found, key=lambda one: one.peak)
 
 
 def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, gap: float) -> Solution:
+    """A solution; what is proven holds for choices without segments, so of one with them nothing is."""
+    if found.segments:
+        return answer(problem, found, f"segments, {catalogue.engines}", "feasible")
     bound_ns = catalogue.bound_ns(problem.budget)
     solution = answer(problem, found, f"regions, {catalogue.engines or 'no engine answered'}", "feasible", bound_ns)
     return replace(solution, status="optimal") if solution.gap <= gap else solution
-
-
-class _Search:
-    """One budget."""
-
-    def __init__(self, problem: Problem, catalogue: Catalogue, backend: str, deadline: float, gap: float) -> None:
-        self._problem, self._catalogue, self._backend = problem, catalogue, backend
-        self._deadline, self._gap = deadline, gap
-        self._picked: dict[Node, Pattern] = {}
-
-    def solve(self, patience: float) -> Simulation:
-        """Recursion, prices, new patterns, until the bound is met or nothing helps; then the referee's rounds.
-
-        Args:
-            patience: seconds beyond the deadline to look for a choice that fits, where none is known.
-        """
-        self._catalogue.until(self._deadline)
-        best = self._pick()
-        if best.peak > self._problem.budget:
-            self._catalogue.learn(minimum(self._problem, deadline=self._deadline)[1])
-            best = min(best, self._pick(), key=self._rank)
-        if best.peak > self._problem.budget:
-            self._catalogue.lowest(self._backend, self._deadline + patience)
-            self._catalogue.until(self._deadline)
-            best = min(best, self._pick(), key=self._rank)
-        if best.peak > self._problem.budget:
-            return best
-        refinements = (self._estimate, self._price, self._neighbours)
-        for refine, rounds in zip(refinements, (_ROUNDS, _ROUNDS, _FILLS), strict=True):
-            for _ in range(rounds):
-                if self._good(best) or monotonic() > self._deadline or not refine(best):
-                    break
-                best = min(best, self._pick(), key=self._rank)
-        return best if self._good(best) else polish(self._problem, best, self._deadline)
-
-    def _rank(self, found: Simulation) -> tuple[int, int]:
-        """Within the budget by cost, beyond it by peak."""
-        return max(0, found.peak - self._problem.budget), found.cost_ns
-
-    def _good(self, found: Simulation) -> bool:
-        return found.cost_ns - self._catalogue.bound_ns(self._problem.budget) <= self._gap * found.cost_ns
-
-    def _pick(self) -> Simulation:
-        """The best patterns for the budget, or for the smallest one that has any, in the referee's eyes.
-
-        Where the referee counts less in a window than the regions alone do, that is corrected, and they are
-        picked again, twice at most.
-        """
-        less: Corrections = {}
-        best: Simulation | None = None
-        for _ in range(1 + _CORRECTIONS):
-            picked = self._catalogue.recursion(less, self._problem.budget).within(self._problem.budget)
-            found = simulate(self._problem, self._catalogue.choices(picked))
-            if best is None or self._rank(found) < self._rank(best):
-                best, self._picked = found, picked
-            seen = self._differences(picked, found)
-            if seen == less or not any(map(any, seen.values())):
-                break
-            less = seen
-        assert best is not None
-        return best
-
-    def _differences(self, picked: dict[Node, Pattern], found: Simulation) -> Corrections:
-        """Per window: what the referee counts there, less what the regions alone count."""
-        around = {self._catalogue.root: 0}
-        seen: Corrections = {}
-        for node in outside_in(self._catalogue.root):
-            held = around[node]
-            if node.part is not None:
-                pattern = picked[node]
-                spans = node.part.forward, node.part.backward
-                peaks = (max(found.peaks[span.start : span.stop]) for span in spans)
-                counted = map(add, node.shift, (pattern.forward, pattern.backward))
-                forward, backward = (peak - held - own for peak, own in zip(peaks, counted, strict=True))
-                seen[node] = forward, backward
-                held += pattern.held
-            around |= dict.fromkeys(node.inside, held)
-        return seen
-
-    # Prices
-
-    def _neighbours(self, best: Simulation) -> bool:
-        """Look beside the patterns that were picked: with the bytes that are left, and with fewer."""
-        left = self._problem.budget - best.peak
-        workshops = self._catalogue.workshops
-        places = dict.fromkeys((workshops[node], pattern.held) for node, pattern in self._picked.items())
-        found = [workshop.within(size) for workshop, held in places for size in (held + left, held - 1) if size >= 0]
-        return any(found)
-
-    def _estimate(self, best: Simulation) -> bool:
-        """As :meth:`_price`, faster, with less of a bound."""
-        return self._price(best, exact=False)
-
-    def _price(self, best: Simulation, exact: bool = True) -> bool:
-        """Prove a bound with the prices of bytes, and make the patterns that they ask for; whether there are any."""
-        worth = self._catalogue.worth(self._problem.budget, self._picked, self._backend, self._deadline)
-        if worth is None:
-            return False
-        total, new = self._catalogue.price(worth, exact)
-        total -= worth.of_budget * self._problem.budget
-        # What is left between the two is what whole patterns cost more than mixtures: no pattern helps there.
-        return new and worth.cost - total > _CONVERGED * self._gap * worth.cost

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .chain import segments
 from .errors import SolverError
 from .exhaustive import exhaustive
 from .greedy import greedy
 from .ilp import ilp
 from .problem import Problem, Solution
-from .regions import regions
+from .regions import regions, segments
 
 SOLVERS: dict[str, Callable[[Problem, str, float, float], Solution]] = {
-    "auto": regions,
+    "auto": segments,
     "regions": regions,
     "segments": segments,
     "ilp": ilp,

@@ -20,11 +20,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from budgetopt import OverBudgetError
-from budgetopt._problem import UNSEEN, to_problem
-from budgetopt.solvers.memory import minimum
 from tests.deep_models import DEEP, DenseLayer, Layer, Transition
 from tests.outside_meter import peak_bytes, resident_bytes
-from tests.zoo_runs import EXACT, MODELS, Case, case
+from tests.zoo_runs import MODELS, Case, case
 
 NAMES = ("gpt2", "bert", "vit", "llama", *DEEP)
 OWN_LAYERS = (Layer, DenseLayer, Transition)
@@ -66,8 +64,7 @@ def floor(made: Case) -> Floor:
     layered = checkpointed(copy.deepcopy(made.built[0]))
     resident = resident_bytes(layered, made.built[1])
     peak = resident + peak_bytes(layered, made.built[1], **MODELS[made.name].how)
-    least = minimum(to_problem(made.profile, 0, allow=EXACT))[0] + UNSEEN
-    return Floor(made.name, made.resident + made.above, peak, least)
+    return Floor(made.name, made.resident + made.above, peak, made.least.minimum)
 
 
 def checkpointed(model: Any) -> Any:

@@ -11,10 +11,7 @@ import pytest
 
 from tests.deep_models import DEEP
 from tests.oracle import assert_same
-from tests.zoo_runs import Case, case
-
-SECONDS = 1.0
-"""For the solver: its best answer until then holds the budget too."""
+from tests.zoo_runs import SECONDS, Case, case
 
 
 @pytest.mark.parametrize("share", [pytest.param(0.75, marks=pytest.mark.slow), 0.5])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ALLOWED_IN_SOLVERS = sys.stdlib_module_names | {"budgetopt", "pulp", "highspy"}
+ALLOWED_IN_SOLVERS = sys.stdlib_module_names | {"budgetopt", "pulp", "highspy", "numpy"}
 TORCH_FREE = (
     "solvers",
     "_errors",

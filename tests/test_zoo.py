@@ -11,10 +11,7 @@ import torch
 import budgetopt
 from tests.oracle import assert_same
 from tests.zoo import ZOO
-from tests.zoo_runs import Case, case
-
-SECONDS = 1.0
-"""For the solver: its best answer until then holds the budget too."""
+from tests.zoo_runs import SECONDS, Case, case
 
 
 def fitted(made: Case, share: float) -> Any:

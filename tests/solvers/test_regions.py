@@ -160,7 +160,7 @@ def test_a_bound_holds_for_every_budget() -> None:
         if count(step.problem()) > 500 or high - low < 4:
             continue
         budgets = [low + (high - low) * quarter // 4 for quarter in range(4)]
-        for budget, solution in zip(budgets, frontier(step.problem(), budgets, "highs"), strict=True):
+        for budget, solution in zip(budgets, frontier(step.problem(), budgets, "highs", rows=False), strict=True):
             best = solve(step.problem(budget), "exhaustive")
             assert solution.peak <= budget
             assert solution.bound_ns <= best.cost_ns <= solution.cost_ns
@@ -174,7 +174,7 @@ def test_more_memory_never_costs_more(solver: str) -> None:
     low, high = minimum(step.problem())[0], _keep_all(step.problem())
     budgets = [low + (high - low) * part // 5 for part in range(6)]
     if solver == "frontier":
-        found = frontier(step.problem(), budgets, "highs")
+        found = frontier(step.problem(), budgets, "highs", rows=False)
     else:
         found = [solve(step.problem(budget), solver, "highs") for budget in budgets]
     for less, more in pairwise(found):

@@ -1,0 +1,119 @@
+"""One budget: patterns picked, judged, and made anew while the prices of bytes say that others would help."""
+
+from __future__ import annotations
+
+from operator import add
+from time import monotonic
+
+from .catalogue import Catalogue, Corrections
+from .greedy import polish
+from .memory import Simulation, minimum, simulate
+from .nest import Node, outside_in
+from .patterns import Pattern
+from .problem import Problem
+
+_CONVERGED = 0.2  # of the gap asked for, between the cost of the best mixture and its bound
+_FILLS = 3  # rounds of looking beside the patterns that were picked
+_ROUNDS = 12  # of prices and new patterns at most
+_CORRECTIONS = 2  # rounds with the referee at most
+
+
+class Search:
+    """One budget."""
+
+    def __init__(self, problem: Problem, catalogue: Catalogue, backend: str, deadline: float, gap: float) -> None:
+        self._problem, self._catalogue, self._backend = problem, catalogue, backend
+        self._deadline, self._gap = deadline, gap
+        self._picked: dict[Node, Pattern] = {}
+
+    def solve(self, patience: float) -> Simulation:
+        """Recursion, prices, new patterns, until the bound is met or nothing helps; then the referee's rounds.
+
+        Args:
+            patience: seconds beyond the deadline to look for a choice that fits, where none is known.
+        """
+        self._catalogue.until(self._deadline)
+        best = self._pick()
+        if best.peak > self._problem.budget:
+            self._catalogue.learn(minimum(self._problem, deadline=self._deadline)[1])
+            best = min(best, self._pick(), key=self._rank)
+        if best.peak > self._problem.budget:
+            self._catalogue.lowest(self._backend, self._deadline + patience)
+            self._catalogue.until(self._deadline)
+            best = min(best, self._pick(), key=self._rank)
+        if best.peak > self._problem.budget:
+            return best
+        refinements = (self._estimate, self._price, self._neighbours)
+        for refine, rounds in zip(refinements, (_ROUNDS, _ROUNDS, _FILLS), strict=True):
+            for _ in range(rounds):
+                if self._good(best) or monotonic() > self._deadline or not refine(best):
+                    break
+                best = min(best, self._pick(), key=self._rank)
+        return best if self._good(best) else polish(self._problem, best, self._deadline)
+
+    def _rank(self, found: Simulation) -> tuple[int, int]:
+        return found.rank(self._problem.budget)
+
+    def _good(self, found: Simulation) -> bool:
+        return found.cost_ns - self._catalogue.bound_ns(self._problem.budget) <= self._gap * found.cost_ns
+
+    def _pick(self) -> Simulation:
+        """The best patterns for the budget, or for the smallest one that has any, in the referee's eyes.
+
+        Where the referee counts less in a window than the regions alone do, that is corrected, and they are
+        picked again, twice at most.
+        """
+        less: Corrections = {}
+        best: Simulation | None = None
+        for _ in range(1 + _CORRECTIONS):
+            picked = self._catalogue.recursion(less, self._problem.budget).within(self._problem.budget)
+            found = simulate(self._problem, self._catalogue.choices(picked))
+            if best is None or self._rank(found) < self._rank(best):
+                best, self._picked = found, picked
+            seen = self._differences(picked, found)
+            if seen == less or not any(map(any, seen.values())):
+                break
+            less = seen
+        assert best is not None
+        return best
+
+    def _differences(self, picked: dict[Node, Pattern], found: Simulation) -> Corrections:
+        """Per window: what the referee counts there, less what the regions alone count."""
+        around = {self._catalogue.root: 0}
+        seen: Corrections = {}
+        for node in outside_in(self._catalogue.root):
+            held = around[node]
+            if node.part is not None:
+                pattern = picked[node]
+                spans = node.part.forward, node.part.backward
+                peaks = (max(found.peaks[span.start : span.stop]) for span in spans)
+                counted = map(add, node.shift, (pattern.forward, pattern.backward))
+                forward, backward = (peak - held - own for peak, own in zip(peaks, counted, strict=True))
+                seen[node] = forward, backward
+                held += pattern.held
+            around |= dict.fromkeys(node.inside, held)
+        return seen
+
+    # Prices
+
+    def _neighbours(self, best: Simulation) -> bool:
+        """Look beside the patterns that were picked: with the bytes that are left, and with fewer."""
+        left = self._problem.budget - best.peak
+        workshops = self._catalogue.workshops
+        places = dict.fromkeys((workshops[node], pattern.held) for node, pattern in self._picked.items())
+        found = [workshop.within(size) for workshop, held in places for size in (held + left, held - 1) if size >= 0]
+        return any(found)
+
+    def _estimate(self, best: Simulation) -> bool:
+        """As :meth:`_price`, faster, with less of a bound."""
+        return self._price(best, exact=False)
+
+    def _price(self, best: Simulation, exact: bool = True) -> bool:
+        """Prove a bound with the prices of bytes, and make the patterns that they ask for; whether there are any."""
+        worth = self._catalogue.worth(self._problem.budget, self._picked, self._backend, self._deadline)
+        if worth is None:
+            return False
+        total, new = self._catalogue.price(worth, exact)
+        total -= worth.of_budget * self._problem.budget
+        # What is left between the two is what whole patterns cost more than mixtures: no pattern helps there.
+        return new and worth.cost - total > _CONVERGED * self._gap * worth.cost
