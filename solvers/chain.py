@@ -41,7 +41,12 @@ _FEWEST = 3  # stretches that make a chain worth cutting
 
 def best_rows(problem: Problem, catalogue: Catalogue) -> Simulation | None:
     """The best rows to run again for the problem's budget, or those with the smallest peak; None without a chain."""
-    return Chain(problem, catalogue, problem.budget).judged(problem.budget)
+    best = Chain(problem, catalogue, problem.budget).judged(problem.budget)
+    if best is None or best.peak <= problem.budget:
+        return best
+    # Of ways that need the least, as the recursion sees it, the referee may like the one found without a budget better.
+    least = Chain(problem, catalogue, 0).judged(0)
+    return min(best, least or best, key=lambda one: one.rank(problem.budget))
 
 
 class Pick(NamedTuple):
@@ -55,7 +60,7 @@ class Pick(NamedTuple):
         chosen = list(normalise(problem, catalogue.choices(self.patterns)))
         line = timeline(problem)
         stored = late(problem, line, chosen, self.segments)
-        _, _, wanted = holds(problem, line, chosen, stored)
+        wanted = holds(problem, line, chosen, stored).wanted
         for v, level in stored.level.items():
             if wanted[v] <= stored.begins[level]:  # one that crosses regions stays as it is: see normalise
                 chosen[v] = Choice.RECOMPUTE

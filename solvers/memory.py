@@ -7,6 +7,10 @@ Every solver's answer passes through :func:`simulate`. What is held, and until w
   value whose replay reads it; one that neither is saved nor read by a replay is not held at all.
   A value of another region that a replay reads is held in the same way.
 * An operator that may be replayed holds its ``rng_bytes`` for as long as what it reads is held.
+* A value that crosses regions, stored in fp16, holds its half copy from its first pack, or the end of its region's
+  forward if that is earlier, for as long as the user's code holds its storage, handles wait or replays of other
+  regions may read it. The first unpack or such replay adds a decoded copy, which stays as long. Replays of its own
+  region make it again.
 * An FP16 value holds its half copy from its first pack to the death of its last handle; the first
   unpack adds a decoded copy. Replays want exact inputs, so one that reads it makes it again, and what
   that needs is held for the handles of the replayed value, not for those of the FP16 one.
@@ -18,16 +22,17 @@ Every solver's answer passes through :func:`simulate`. What is held, and until w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import inf
 from operator import add
 from time import monotonic
+from typing import NamedTuple
 
 from .choices import count, every
 from .problem import OUTSIDE, Choice, Problem, Segment, Value
-from .replay import Replays
+from .replay import Replays, change
 from .segments import NONE, Late, late
 from .timeline import Timeline, Window, timeline
 
@@ -74,11 +79,13 @@ def simulate(problem: Problem, choices: Sequence[Choice], segments: Sequence[Seg
     stored = late(problem, line, chosen, segments)
     deltas, tops = list(line.deltas), list(line.tops)
     passing: dict[float, int] = {}
-    wanted = hold(problem, line, chosen, deltas, stored, passing)
-    codec_ns = _store_halves(problem, line, chosen, deltas, tops)
+    held = hold(problem, line, chosen, deltas, stored, passing)
+    codec_ns = _store_halves(problem, half_lives(problem, line, chosen, held.halves), deltas, tops, passing)
     replays = Replays(problem, line, chosen, deltas, tops)
+    if held.halves:
+        replays.share(held.halves, passing)
     if stored.level:
-        replays.store_late(stored, wanted, passing)
+        replays.store_late(stored, held.wanted, passing)
     replays.walk()
     levels = accumulate(deltas, initial=problem.resident)
     next(levels)
@@ -127,9 +134,13 @@ def normalise(problem: Problem, choices: Sequence[Choice]) -> tuple[Choice, ...]
     """The choices that the executor really acts on: what cannot be chosen gets its only legal choice."""
     line = timeline(problem)
     return tuple(
-        Choice.KEEP if v in line.kept else _legal(line, v, value, choice)
+        _kept(line, v, value, choice) if v in line.kept else _legal(line, v, value, choice)
         for v, (value, choice) in enumerate(zip(problem.values, choices, strict=True))
     )
+
+
+def _kept(line: Timeline, v: int, value: Value, choice: Choice) -> Choice:
+    return Choice.FP16 if v in line.shared and (value.halved or choice == Choice.FP16) else Choice.KEEP
 
 
 def _legal(line: Timeline, v: int, value: Value, choice: Choice) -> Choice:
@@ -151,33 +162,42 @@ def hold(
     deltas: list[int],
     stored: Late = NONE,
     passing: dict[float, int] | None = None,
-) -> list[float]:
+) -> Held:
     """Book kept storages and generator states beyond the user's own use of them, in ``deltas``.
 
     Args:
         passing: filled with bytes that are let go when a segment's pass ends, by the time of the pass.
-
-    Returns until when (an event) each value that is not kept, or kept late, may still be asked for; -1 where no
-    replay can want it.
     """
     passing = {} if passing is None else passing
-    until, states, wanted = holds(problem, line, chosen, stored)
-    for i, end in states:
+    held = holds(problem, line, chosen, stored)
+    for i, end in held.states:
         _add(deltas, problem.operators[i].rng_bytes, line.run_at[i], end, passing)
-    for storage, end in until.items():
+    for storage, end in held.until.items():
         if line.born_at[storage] < len(deltas) and end > line.die_at[storage]:
             _add(deltas, problem.storages[storage], line.die_at[storage], end, passing)
-    return wanted
+    return held
 
 
-def holds(
-    problem: Problem, line: Timeline, chosen: Sequence[Choice], stored: Late = NONE
-) -> tuple[dict[int, float], list[tuple[int, float]], list[float]]:
-    """Until when (events) the executor holds storages, by number, and generator states, as (operator, end).
+class Held(NamedTuple):
+    """Until when (events) the executor holds what.
+
+    Attributes:
+        until: storages, by number. states: generator states, as (operator, end). wanted: until when each value that is
+            not kept, or kept late, may still be asked for; -1 where no replay can want it. halves: half copies of
+            values that cross regions.
+    """
+
+    until: dict[int, float]
+    states: list[tuple[int, float]]
+    wanted: list[float]
+    halves: dict[int, float]
+
+
+def holds(problem: Problem, line: Timeline, chosen: Sequence[Choice], stored: Late = NONE) -> Held:
+    """What the executor holds, and until when.
 
     One pass against the order of the forward: an operator may be replayed for as long as something that
     it makes, and that is not kept, may still be asked for; and what is stored late, until it is stored.
-    Until when each value may be asked for is third.
     """
     keep, level = Choice.KEEP, stored.level
     wanted: list[float] = [
@@ -185,6 +205,11 @@ def holds(
     ]
     until: dict[int, float] = {}
     states: list[tuple[int, float]] = []
+    halves: dict[int, float] = {
+        v: max(line.released_at[v], line.die_at[problem.values[v].storage])
+        for v in line.shared
+        if chosen[v] == Choice.FP16
+    }
     for v in level:
         wanted[v] = line.released_at[v]
     for v, choice in enumerate(chosen):
@@ -203,9 +228,11 @@ def holds(
         for u in line.reads[i]:
             if u in level or (chosen[u] != keep and problem.values[u].region == operator.region):
                 wanted[u] = max(wanted[u], end)
+            elif u in halves:
+                halves[u] = max(halves[u], end)
             else:
                 _extend(until, problem.values[u].storage, end)
-    return until, states, wanted
+    return Held(until, states, wanted, halves)
 
 
 def _extend(until: dict[int, float], storage: int, end: float) -> None:
@@ -223,17 +250,32 @@ def _add(deltas: list[int], size: int, start: int, stop: float, passing: dict[fl
                 passing[stop] = passing.get(stop, 0) + size
 
 
+def half_lives(
+    problem: Problem, line: Timeline, chosen: Sequence[Choice], halves: Mapping[int, float]
+) -> Iterator[tuple[int, int, float]]:
+    """Values in fp16, each with the event that stores it and the one that lets its half copy go."""
+    for v, choice in enumerate(chosen):
+        start: int = line.packed_at[v]
+        if v in halves:
+            start = min(start, line.left_at[problem.values[v].region])
+        end = halves.get(v, line.released_at[v])
+        if choice == Choice.FP16 and start < min(end, len(problem.events)):
+            yield v, start, end
+
+
 def _store_halves(
-    problem: Problem, line: Timeline, chosen: Sequence[Choice], deltas: list[int], tops: list[int]
+    problem: Problem,
+    lives: Iterable[tuple[int, int, float]],
+    deltas: list[int],
+    tops: list[int],
+    passing: dict[float, int],
 ) -> int:
     codec_ns = 0
-    for v, choice in enumerate(chosen):
-        at = line.packed_at[v]
-        if choice != Choice.FP16 or at == len(deltas):
-            continue
+    for v, at, end in lives:
         value = problem.values[v]
-        _add(deltas, value.half_bytes, at, line.released_at[v], {})
-        tops[at] = min(problem.storages[value.storage], CODEC_WORKSPACE)
+        change(deltas, tops, at, 0, value.half_bytes + min(problem.storages[value.storage], CODEC_WORKSPACE))
+        _add(deltas, value.half_bytes, at, end, passing)
+        tops[at] -= value.half_bytes
         codec_ns += value.codec_ns
     return codec_ns
 

@@ -71,7 +71,9 @@ class Value:
         half_bytes: bytes in fp16; 0 where fp16 is not offered.
         codec_ns: time to store to fp16 and load back, once each.
         crossing: not droppable only because other regions read or save it. Such a value is kept, but a
-            segment that holds all those regions may store it late.
+            segment that holds all those regions may store it late; or it is stored in fp16, if that is
+            offered: then replays of other regions read it so, too.
+        halved: a crossing value is in fp16 whatever is chosen.
     """
 
     storage: int
@@ -83,6 +85,7 @@ class Value:
     half_bytes: int = 0
     codec_ns: int = 0
     crossing: bool = False
+    halved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

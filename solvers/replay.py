@@ -5,7 +5,7 @@ The rules are the executor's (DESIGN §4), so a change here is a change there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .problem import OUTSIDE, Choice, Kind, Problem
 from .segments import NONE, Late
@@ -21,7 +21,9 @@ class Replays:
     """
 
     __slots__ = (
+        "_coded_inputs",
         "_decoded",
+        "_halves",
         "_inner",
         "_late",
         "_line",
@@ -52,9 +54,24 @@ class Replays:
         self._stored: Late = NONE
         self._wanted: list[float] = []
         self._passing: dict[float, int] = {}
+        self._halves: Mapping[int, float] = {}
+        self._coded_inputs: dict[int, list[int]] = {}
         self.deltas, self.tops = deltas, tops
         self.cost_ns = 0
         self.counts = [0] * len(problem.operators)
+
+    def share(self, halves: Mapping[int, float], passing: dict[float, int]) -> None:
+        """Let replays read values of other regions in fp16.
+
+        Args:
+            halves: until when each such value is held. passing: see :meth:`store_late`.
+        """
+        self._halves, self._passing = halves, passing
+        regions = [value.region for value in self._problem.values]
+        for i, (operator, reads) in enumerate(zip(self._problem.operators, self._line.reads, strict=True)):
+            coded = [u for u in reads if u in halves and regions[u] != operator.region]
+            if coded:
+                self._coded_inputs[i] = coded
 
     def store_late(self, stored: Late, wanted: list[float], passing: dict[float, int]) -> None:
         """Let :meth:`walk` run the passes of segments.
@@ -95,10 +112,15 @@ class Replays:
     def _coded(self, at: int, kind: Kind, value: int) -> None:
         """Only the decoded copy is booked here: the half copy's life is known beforehand."""
         if kind == Kind.UNPACK and value not in self._decoded:
-            self._decoded.add(value)
-            self.deltas[at] += self._sizes[value]
-        elif kind == Kind.HANDLE_DIE and at == self._line.released_at[value] and value in self._decoded:
-            self.deltas[at] -= self._sizes[value]
+            self._decode(at, value)
+        elif kind == Kind.HANDLE_DIE and value in self._decoded - self._halves.keys():
+            self.deltas[at] -= self._sizes[value] if at == self._line.released_at[value] else 0
+
+    def _decode(self, at: int, value: int) -> None:
+        self._decoded.add(value)
+        self._change(at, self._sizes[value], self._sizes[value])
+        if value in self._halves:
+            self._let_go(self._halves[value], self._sizes[value])
 
     def _dropped(self, at: int, kind: Kind, value: int) -> None:
         if kind == Kind.PACK:
@@ -122,15 +144,15 @@ class Replays:
         self._made.difference_update(targets)
         self._late.difference_update(targets)
         for v in targets:
-            end = self._wanted[v]
-            if end != int(end):
-                self._passing[end] = self._passing.get(end, 0) + self._sizes[v]
-            elif end < len(self.deltas):
-                self.deltas[int(end)] -= self._sizes[v]
+            self._let_go(self._wanted[v], self._sizes[v])
         self._change(at, -self._passing.pop(now, 0), 0)
 
     def _replay(self, at: int, targets: Sequence[int]) -> None:
         operators, readers = self._needed(targets)
+        for i in operators if self._coded_inputs else ():
+            for u in self._coded_inputs.get(i, ()):
+                if u not in self._decoded:
+                    self._decode(at, u)
         level = top = 0
         for i in operators:
             operator = self._problem.operators[i]
@@ -143,9 +165,14 @@ class Replays:
         self._change(at, level, top)
 
     def _change(self, at: int, level: int, top: int) -> None:
-        """Bytes that an event adds, and most of them on the way; it may have added others before."""
-        self.deltas[at] += level
-        self.tops[at] = max(self.tops[at], top) - level
+        change(self.deltas, self.tops, at, level, top)
+
+    def _let_go(self, end: float, size: int) -> None:
+        """At an event, when a segment's pass ends, or never, if that is past the end."""
+        if end != int(end):
+            self._passing[end] = self._passing.get(end, 0) + size
+        elif end < len(self.deltas):
+            self.deltas[int(end)] -= size
 
     def _needed(self, targets: Sequence[int]) -> tuple[list[int], dict[int, int]]:
         """The operators of a replay in forward order, and how many of them read each value it makes.
@@ -201,3 +228,9 @@ class Replays:
                 self._made.remove(u)
                 freed += self._sizes[u]
         return freed
+
+
+def change(deltas: list[int], tops: list[int], at: int, level: int, top: int) -> None:
+    """Book bytes that an event adds, and most of them on the way; it may have added others before."""
+    deltas[at] += level
+    tops[at] = max(tops[at], top) - level

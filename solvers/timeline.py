@@ -40,8 +40,9 @@ class Timeline:
         makers: operators with a region that write values, in reverse order.
         handle_events: (position, kind, value) of every pack, unpack and handle death.
         reach: the last region that uses each value. crossing: kept values that a segment may store late.
-        kept: values that every choice keeps. coded: values that are kept or stored in fp16, but never made
-            again. decided: values that may be chosen, in order.
+        shared: those of them that may be in fp16. left_at: the end of each region's forward.
+        kept: values that every choice keeps, but for shared ones. coded: values that are kept or stored in fp16, but
+            never made again. decided: values that may be chosen, in order.
     """
 
     deltas: tuple[int, ...]
@@ -58,6 +59,8 @@ class Timeline:
     handle_events: tuple[tuple[int, Kind, int], ...]
     reach: tuple[int, ...]
     crossing: frozenset[int]
+    shared: frozenset[int]
+    left_at: tuple[int, ...]
     kept: frozenset[int]
     coded: frozenset[int]
     decided: tuple[int, ...]
@@ -139,6 +142,8 @@ def _index(problem: Problem) -> Timeline:
         handle_events=_handle_events(problem),
         reach=_reach(problem),
         crossing=crossing,
+        shared=frozenset(v for v in crossing if problem.values[v].half_bytes),
+        left_at=_left_at(problem),
         kept=kept,
         coded=coded,
         decided=tuple(free),
@@ -208,6 +213,15 @@ def _reach(problem: Problem) -> tuple[int, ...]:
         v = problem.handles[handle]
         reach[v] = max(reach[v], region)
     return tuple(reach)
+
+
+def _left_at(problem: Problem) -> tuple[int, ...]:
+    never = len(problem.events)
+    left_at = [never] * len(problem.regions)
+    for at, (kind, index) in enumerate(problem.events):
+        if kind == Kind.EXIT:
+            left_at[index] = at
+    return tuple(left_at)
 
 
 def _packers(problem: Problem) -> dict[int, int]:

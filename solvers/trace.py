@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .memory import CODEC_WORKSPACE, holds, normalise
+from .memory import CODEC_WORKSPACE, Held, half_lives, holds, normalise
 from .problem import Choice, Kind, Problem, Segment
 from .replay import Replays
 from .segments import late
@@ -87,41 +87,38 @@ class _Tracer:
         self.names: list[Name] = []
 
     def actions(self) -> tuple[Action, ...]:
-        wanted = self._storages()
-        self._halves()
+        held = self._storages()
+        self._halves(held)
         self._workspaces()
         replays = _LoggedReplays(self, self._problem, self._line, self._chosen)
-        replays.store_late(self._stored, wanted, {})
+        replays.share(held.halves, {})
+        replays.store_late(self._stored, held.wanted, {})
         replays.walk()
         return tuple(action for event in self._events for action in event)
 
     # What lives from one event to another
 
-    def _storages(self) -> list[float]:
+    def _storages(self) -> Held:
         """Storages until the user's code and the executor have let go, generator states for as long as they are held.
 
-        Where both happen at one event, storages come first, as they do when a closure's references are dropped.
-        Returns until when each value may be asked for.
-        """
+        Where both happen at one event, storages come first, as they do when a closure's references are dropped."""
         never = len(self._events)
-        until, states, wanted = holds(self._problem, self._line, self._chosen, self._stored)
+        held = holds(self._problem, self._line, self._chosen, self._stored)
         for storage, (born, died) in enumerate(zip(self._line.born_at, self._line.die_at, strict=True)):
             if born < never:
                 self._life(
-                    ("storage", storage), self._problem.storages[storage], born, max(died, until.get(storage, -1))
+                    ("storage", storage), self._problem.storages[storage], born, max(died, held.until.get(storage, -1))
                 )
-        for i, end in states:
+        for i, end in held.states:
             self._life(("state", i), self._problem.operators[i].rng_bytes, self._line.run_at[i], end)
-        return wanted
+        return held
 
-    def _halves(self) -> None:
+    def _halves(self, held: Held) -> None:
         """Half copies, and what storing them takes on top."""
-        for v, choice in enumerate(self._chosen):
-            at = self._line.packed_at[v]
-            if choice == Choice.FP16 and at < len(self._events):
-                value = self._problem.values[v]
-                self._life(("half", v), value.half_bytes, at, self._line.released_at[v])
-                self.passing(at, [min(self._problem.storages[value.storage], CODEC_WORKSPACE)])
+        for v, at, end in half_lives(self._problem, self._line, self._chosen, held.halves):
+            value = self._problem.values[v]
+            self._life(("half", v), value.half_bytes, at, end)
+            self.passing(at, [min(self._problem.storages[value.storage], CODEC_WORKSPACE)])
 
     def _workspaces(self) -> None:
         for at, (kind, i) in enumerate(self._problem.events):
@@ -188,10 +185,14 @@ class _LoggedReplays(Replays):
     def _coded(self, at: int, kind: Kind, value: int) -> None:
         before = self.deltas[at]
         super()._coded(at, kind, value)
-        if self.deltas[at] > before:
-            self._tracer.take(at, ("decoded", value), self._sizes[value])
-        elif self.deltas[at] < before:
+        if self.deltas[at] < before:
             self._tracer.give(at, ("decoded", value))
+
+    def _decode(self, at: int, value: int) -> None:
+        super()._decode(at, value)
+        self._tracer.take(at, ("decoded", value), self._sizes[value])
+        if value in self._halves:
+            self._tracer.until(self._halves[value], ("decoded", value))
 
     def _dropped(self, at: int, kind: Kind, value: int) -> None:
         self._at = at

@@ -70,7 +70,7 @@ def test_largest_batch_fits_and_a_third_more_does_not(name: str) -> None:
 
     def solve(batch: int) -> None:
         profile = budgetopt.profile(*BUILDERS[name](batch), optimizer=None)
-        budgetopt.solve(profile, plan.budget_bytes, allow=EXACT, solver="greedy")
+        budgetopt.solve(profile, plan.budget_bytes, allow=EXACT)
 
     solve(found)
     with pytest.raises(budgetopt.InfeasibleBudgetError):

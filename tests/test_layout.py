@@ -37,6 +37,7 @@ SOLVER_USERS = {
     "budgetopt",
     "budgetopt._problem",
     "budgetopt._answer",
+    "budgetopt._batch",
     "budgetopt._floor",
     "budgetopt._reserved",
     "budgetopt._solve",

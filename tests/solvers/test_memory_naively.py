@@ -26,6 +26,7 @@ class Naive:
         self.packed: set[int] = set()
         self.dead: set[int] = set()  # handles
         self.decoded: set[int] = set()
+        self.halved: set[int] = set()
         self.buffers: dict[int, int] = {}  # value -> bytes of the copy made again
         self.segments = segments
         self.late = self._late()  # value -> the segment that has not stored it yet
@@ -45,11 +46,11 @@ class Naive:
             self.alive.discard(index)
         elif kind == Kind.PACK:
             value = p.handles[index]
-            first = all(p.handles[h] != value for h in self.packed)
             self.packed.add(index)
-            if self.choices[value] == H and first:
-                self.cost += p.values[value].codec_ns
-                return self.level() + min(self.size(value), CODEC_WORKSPACE)
+            if self.choices[value] == H and value not in self.halved:
+                return self.halve(value)
+        elif kind == Kind.EXIT:
+            return max([self.halve(v) for v in range(len(p.values)) if self.leaves(v, index)], default=self.level())
         elif kind == Kind.HANDLE_DIE:
             self.dead.add(index)
             value = p.handles[index]
@@ -74,6 +75,21 @@ class Naive:
 
     def _inside(self, inner: Segment, outer: Segment) -> bool:
         return outer.first <= inner.first and inner.last <= outer.last
+
+    def shared(self, value: int) -> bool:
+        """Other regions read it, too, and they read what is stored in fp16."""
+        return self.choices[value] == H and self.problem.values[value].crossing
+
+    def leaves(self, value: int, region: int) -> bool:
+        """Whether the end of the region's forward is the time to store the value in fp16."""
+        mine = self.problem.values[value]
+        there = mine.storage in self.alive or self.open(value)
+        return self.shared(value) and mine.region == region and there and value not in self.halved
+
+    def halve(self, value: int) -> int:
+        self.halved.add(value)
+        self.cost += self.problem.values[value].codec_ns
+        return self.level() + min(self.size(value), CODEC_WORKSPACE)
 
     # Segments
 
@@ -167,10 +183,12 @@ class Naive:
         kept = {v for v, choice in enumerate(self.choices) if choice == K and self.open(v)}
         late = self.stored | set(self.late)
         held = (reached | kept) - late
-        held = {v for v in held if self.choices[v] == K or self._read_across(v, operators)}
+        across = {v for v in held if self._read_across(v, operators)}
+        held = {v for v in held if self.choices[v] == K or (v in across and not self.shared(v))}
         storages = {p.values[v].storage for v in held if p.values[v].operator in self.ran} | self.alive
         states = operators & self.ran
-        halves = {p.handles[h] for h in self.packed if self.choices[p.handles[h]] == H and self.open(p.handles[h])}
+        halves = {v for v in self.halved if self.open(v)}
+        halves |= {v for v in self.halved if self.shared(v) and (v in across or p.values[v].storage in self.alive)}
         return (
             p.resident
             + sum(p.storages[s] for s in storages)
@@ -198,6 +216,7 @@ class Naive:
 
         for target in targets:
             visit(target)
+        self.decoded |= {u for i in order for u in p.operators[i].reads if self.shared(u) and self.available(i, u)}
         before = set(self.buffers)
         peak, todo = 0, sorted(order)
         while todo:
