@@ -11,6 +11,7 @@ from budgetopt._plan import Decision, Plan, Prediction, RegionPlan, compress
 from budgetopt._problem import CHOICES, describe_event
 from budgetopt._reserved import reserved_bytes
 from budgetopt._schema import Profile, RegionRecord
+from budgetopt.solvers.memory import users
 from budgetopt.solvers.problem import OUTSIDE, Choice, Problem, Solution
 from budgetopt.solvers.segments import chains, in_order, late
 from budgetopt.solvers.timeline import timeline
@@ -71,11 +72,13 @@ class _Words:
         self._segments = chains(in_order(solution.segments))
         self._level = late(problem, timeline(problem), solution.choices, solution.segments).level
         self._saved = set(profile.handles)
+        self._between = {v for v in timeline(problem).shared if solution.choices[v] == Choice.FP16}
         self._replayed = self._may_be_replayed()
         reads = [(problem.operators[i].region, v) for i in self._replayed for v in problem.operators[i].reads]
         self._read = {v for _, v in reads}
         self._read_at_home = {v for region, v in reads if problem.values[v].region == region}
         dropped = {problem.values[v].region for v in self._saved if solution.choices[v] != Choice.KEEP}
+        dropped |= users(problem, timeline(problem), solution.choices)
         self.planned = sorted((dropped | set(self._segments)) - {OUTSIDE})
 
     def plan(self, number: int) -> RegionPlan:
@@ -109,6 +112,7 @@ class _Words:
                         choice=choice,  # type: ignore[arg-type]
                         bytes=self._profile.storages[self._profile.values[value].storage],
                         segment=self._level.get(value, 0),
+                        between=value in self._between,
                     )
 
     def _word(self, value: int) -> str | None:
@@ -136,7 +140,7 @@ class _Words:
         exact: set[int] = set()
         coded: set[int] = set()
         stack: list[int] = []
-        for v in self._saved:
+        for v in self._saved | self._between:
             if self._chosen[v] == Choice.RECOMPUTE or v in level:
                 stack.append(v)
             elif self._chosen[v] == Choice.FP16:

@@ -301,12 +301,15 @@ def script_of(planned: RegionPlan) -> Script:
     """The course of one call of a region, and what its plan says of each operator."""
     choices: dict[tuple[str, int], dict[int, int]] = {}
     holds: dict[tuple[str, int], list[int]] = {}
+    between: dict[tuple[str, int], list[int]] = {}
     lates: dict[tuple[str, int], dict[int, int]] = {}
     for decision in planned.decisions:
         key = (decision.operator, decision.nth)
         choices.setdefault(key, {})[decision.slot] = int(WORDS[decision.choice])
         if decision.choice == "hold":
             holds.setdefault(key, []).append(decision.slot)
+        if decision.between:
+            between.setdefault(key, []).append(decision.slot)
         if decision.choice == "late":
             choices[key][decision.slot] = int(Choice.RECOMPUTE)
             lates.setdefault(key, {})[decision.slot] = decision.segment
@@ -319,6 +322,7 @@ def script_of(planned: RegionPlan) -> Script:
             Step(
                 choices.get(key, {}),
                 hold=tuple(holds.get(key, ())),
+                between=tuple(between.get(key, ())),
                 late=lates.get(key),
                 record=i in record,
                 replayable=i not in blocked,

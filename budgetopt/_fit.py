@@ -33,7 +33,7 @@ from budgetopt._trial import Job
 from budgetopt._units import parse_bytes, show_bytes
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-ROUNDS = 3
+ROUNDS = 4
 """Plans tried at most: the first, and one more per correction by what running it showed."""
 
 
@@ -168,6 +168,7 @@ def _make(job: Job, found: Profile, verified: bool) -> Plan:
             headroom=job.headroom,
             kept=job.kept,
             excess=job.excess,
+            between=job.between,
             **job.solver,
         )
         if not verified:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
 
 from budgetopt import solvers
 from budgetopt._errors import BudgetOptError
 from budgetopt._problem import CHOICES, UNSEEN, describe_event, to_problem
 from budgetopt._schema import FrontierPoint, Profile
-from budgetopt._solve import solution_for, solver_options
-from budgetopt.solvers.problem import Problem, Solution
+from budgetopt._solve import solver_options
+from budgetopt.solvers.problem import Solution
 
 
 def frontier(
@@ -41,28 +39,15 @@ def frontier(
         raise BudgetOptError(f"points={points}: give two or more, the smallest budget and keep-everything are two")
     options = solver_options(solver, backend, time_limit, gap)
     problem = to_problem(profile, 0, allow=tuple(allow), exclude=tuple(exclude))
-    method = solvers.SOLVERS[options["solver"]]
-    lowest = solvers.smallest(problem, backend, time_limit, rows=method is solvers.segments).peak + UNSEEN
-    highest = max(lowest, profile.peak_bytes + UNSEEN)
-    budgets = [lowest + (highest - lowest) * number // (points - 1) for number in range(points)]
+    options["time_limit"] *= points
+    answers = solvers.frontier(problem, points, profile.peak_bytes, **options)
     found = []
     best: Solution | None = None
-    for budget, answer in zip(budgets, _answers(problem, profile, budgets, options), strict=True):
+    for usable, answer in answers:
         if best is None or answer.cost_ns <= best.cost_ns:
             best = answer
-        found.append(_point(profile, budget, best))
+        found.append(_point(profile, usable + UNSEEN, best))
     return found
-
-
-def _answers(problem: Problem, profile: Profile, budgets: list[int], options: dict[str, Any]) -> list[Solution]:
-    """All from one recursion, unless another solver is asked for."""
-    method = solvers.SOLVERS[options["solver"]]
-    if method in (solvers.regions, solvers.segments):
-        limit = options["time_limit"] * len(budgets)
-        usable = [budget - UNSEEN for budget in budgets]
-        rows = method is solvers.segments
-        return solvers.frontier(problem, usable, options["backend"], limit, options["gap"], rows)
-    return [solution_for(replace(problem, budget=budget - UNSEEN), profile, budget, options) for budget in budgets]
 
 
 def _point(profile: Profile, budget: int, solution: Solution) -> FrontierPoint:

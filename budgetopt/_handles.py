@@ -8,14 +8,19 @@ from typing import Any
 import torch
 
 from budgetopt import _codec, _torch
+from budgetopt._living import Living
 from budgetopt._replay import ready, replay
 from budgetopt._values import Call, Geometry, Saved, Value, look, modified
 
 
 class Half(Saved):
-    """A value stored in fp16: decoded once, and again after autograd let the copy go."""
+    """A value stored in fp16: decoded once, and again after autograd let the copy go.
 
-    __slots__ = ("__weakref__", "decoded", "pending", "stored", "weak")
+    Attributes:
+        stays: replays of other regions read it, too: what is decoded stays until nobody needs the value any more.
+    """
+
+    __slots__ = ("__weakref__", "decoded", "pending", "stays", "stored", "weak")
 
     def __init__(self, stored: _codec.Stored) -> None:
         self.stored = stored
@@ -26,6 +31,7 @@ class Half(Saved):
         self.decoded: torch.UntypedStorage | None = None
         self.weak: weakref.ref[torch.UntypedStorage] | None = None
         self.pending = 0
+        self.stays = False
 
     def storage(self) -> torch.UntypedStorage:
         """The decoded bytes."""
@@ -33,11 +39,38 @@ class Half(Saved):
         if found is None and self.weak is not None:
             found = self.weak()
         if found is None:
-            found = _codec.load(self.stored)
+            with _torch.replay_environment():
+                found = _codec.load(self.stored)
             self.weak = weakref.ref(found)
-        if self.pending > 0:
+        if self.pending > 0 or self.stays:
             self.decoded = found
         return found
+
+    def let_go(self) -> None:
+        """A handle less waits for it."""
+        self.pending -= 1
+        if self.pending <= 0 and not self.stays:
+            self.decoded = None
+
+
+_HALVES: Living[Half] = Living()
+"""What regions hand to each other in fp16."""
+
+
+def hand_on_half(storage: torch.UntypedStorage, half: Half) -> None:
+    """A region's forward is over: let the next ones know that it stored this in fp16, for them as well."""
+    half.stays = True
+    half.watch()
+    if half.counter is not None:
+        _HALVES.put(storage, half)
+
+
+def handed_half(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Half | None:
+    """What another region stored of `tensor` in fp16, unless somebody wrote to it since."""
+    half = _HALVES.get(id(storage)) if _HALVES else None
+    if half is None or half.stored.dtype is not tensor.dtype:
+        return None
+    return None if half.written or half.version != tensor._version else half
 
 
 class Kept:
@@ -144,21 +177,16 @@ class HalfHandle(_Waiting):
         with self.call.lock:
             self.call.used = True
             self.source.check_saved(self.geometry)
+            storage = self.source.storage()
             if not self.done:
                 self.done = True
-                self.source.pending -= 1
-            with _torch.replay_environment():
-                storage = self.source.storage()
-                if self.source.pending == 0:
-                    self.source.decoded = None
+                self.source.let_go()
             return _look(self.geometry, storage)
 
     def __del__(self) -> None:
         if not self.done:
             self.done = True
-            self.source.pending -= 1
-            if self.source.pending <= 0:
-                self.source.decoded = None
+            self.source.let_go()
 
 
 def _look(seen: Geometry, storage: torch.UntypedStorage) -> torch.Tensor:

@@ -30,7 +30,7 @@ class Decision(Strict):
     """What happens to one value: the `slot`-th result of the `nth` operator of its name in the region's call.
 
     ``"hold"``: kept for replays, autograd does not save it. ``"late"``: dropped in the forward, and kept from when
-    `segment` is run again.
+    `segment` is run again. `between`: other regions use the value, too, and their replays read it in fp16.
     """
 
     operator: str
@@ -40,6 +40,7 @@ class Decision(Strict):
     choice: Literal["keep", "hold", "late", "recompute", "fp16"]
     bytes: int
     segment: int = 0
+    between: bool = False
 
 
 class RegionPlan(Strict):
@@ -62,8 +63,8 @@ class RegionPlan(Strict):
 
     def exact(self) -> RegionPlan:
         """The same with values recomputed that are in fp16 here; every operator is recorded."""
-        words = {"fp16": "recompute"}
-        decisions = tuple(d.model_copy(update={"choice": words.get(d.choice, d.choice)}) for d in self.decisions)
+        exactly = {"choice": "recompute", "between": False}
+        decisions = tuple(d.model_copy(update=exactly) if d.choice == "fp16" else d for d in self.decisions)
         return self.model_copy(update={"decisions": decisions, "record": tuple(range(len(self.operators)))})
 
 
@@ -130,6 +131,15 @@ class Plan(Saved):
     def drops(self) -> bool:
         """Whether anything is not kept: if not, the plan leaves the model untouched."""
         return any(d.choice in ("recompute", "fp16", "late") for region in self.regions for d in region.decisions)
+
+    @property
+    def rounds_between(self) -> bool:
+        """Whether replays read what other regions made in fp16: what they make is then not bit for bit the dropped."""
+        return any(d.between for region in self.regions for d in region.decisions)
+
+    def exact(self) -> Plan:
+        """The same with values recomputed that are in fp16 here."""
+        return self.model_copy(update={"regions": tuple(region.exact() for region in self.regions)})
 
     def segments(self, profile: Profile) -> tuple[Segment, ...]:
         """Rows of regions, by their numbers in :attr:`profile`, that are run again as one."""

@@ -31,12 +31,14 @@ def to_problem(
     allow: Iterable[str] = CHOICES,
     exclude: Iterable[str] = (),
     kept: frozenset[tuple[int, int]] = frozenset(),
+    between: bool = True,
 ) -> Problem:
     """The program's view of a profile: its operators and events, and the optimizer's step as one more of both.
 
     Args:
         budget: bytes, headroom already taken off. allow: choices that may be made. exclude: paths of
-            modules that are left alone. kept: (operator, slot) of values that verifying found to differ.
+            modules that are left alone. kept: (operator, slot) of values that verifying found to differ. between: what
+            regions hand to each other may be in fp16, too, if anything may.
 
     Raises:
         BudgetOptError: unknown choice, or a path in `exclude` that the model does not have.
@@ -59,7 +61,7 @@ def to_problem(
             last=v.last,
             droppable=free[i] and i not in crossing,
             crossing=free[i] and i in crossing,
-            half_bytes=v.half_bytes if "fp16" in allowed else 0,
+            half_bytes=v.half_bytes if "fp16" in allowed and (between or i not in crossing) else 0,
             codec_ns=v.codec_ns,
         )
         for i, v in enumerate(profile.values)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from budgetopt import _codec, _device, _torch
-from budgetopt._handles import Foreign, Half, HalfHandle, Handle, Kept, Outer
+from budgetopt._handles import Foreign, Half, HalfHandle, Handle, Kept, Outer, hand_on_half, handed_half
 from budgetopt._known import Known, Watched
 from budgetopt._numbering import Numbering
 from budgetopt._operators import INFOS, PLAIN, Info, describe, is_leaf_cast, is_plain, ranks, tensors, written_tensors
@@ -80,6 +80,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.planned = len(self.names)
         self.numbering: Numbering | None = None
         self.unsettled: list[Value] = []
+        self.between: list[tuple[Value, weakref.ref[torch.Tensor]]] = []
 
     # -- operators -------------------------------------------------------------------------------
 
@@ -197,6 +198,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             return value
         value = Value(None, 0, _KEEP)
         value.version = tensor._version
+        value.coded = handed_half(tensor, storage)
+        if value.coded is not None:
+            self.outside[id(storage)] = weakref.ref(value)
+            return value
         base = tensor._base if tensor._is_view() else tensor
         if type(base) is _Parameter:
             value.hold, value.counter = storage, base
@@ -274,6 +279,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         op.outs.append(weakref.ref(value))
         if step is not None and step.late is not None and slot in step.late:
             self._wait(value, tensor, self.segments.get(step.late[slot]))
+        if step is not None and slot in step.between:
+            self.between.append((value, weakref.ref(tensor)))
         if step is not None and slot in step.hold:
             value.keep(_torch.alias_below(tensor))
             if self.observer is not None and value.counter is not None:
@@ -291,6 +298,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
     def ended(self) -> None:
         """The region's forward is over: from here on, writes are seen by version counters alone."""
         self.settle()
+        for value, reference in self.between:
+            self._hand_on_half(value, reference())
         for value in self.known.values():
             half = value.half() if value.half is not None else None
             (value if half is None else half).watch()
@@ -298,6 +307,12 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             hand_on([reference() for reference, _ in self.known.watched.values()], self.known)
         self.known.clear()
         self.outside.clear()
+
+    def _hand_on_half(self, value: Value, tensor: torch.Tensor | None) -> None:
+        """What is left of a value that the plan wants in fp16 between regions, and that nobody wrote to since."""
+        storage = tensor.untyped_storage() if tensor is not None and tensor.dtype in _codec.WIDE else None
+        if tensor is not None and storage is not None and self.known.get(id(storage)) is value:
+            hand_on_half(storage, self._half(value, tensor, storage))
 
     def settle(self) -> None:
         """A write counts up the version only after the operator returned: read it at the next occasion."""
@@ -320,6 +335,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         storage = tensor.untyped_storage()
         value = self.known.get(id(storage)) or self._handed(tensor, storage)
         if value is None:
+            half = handed_half(tensor, storage)
+            if half is not None:
+                return HalfHandle(half, geometry(tensor), self.call)
             return self._keep_crossing(tensor, storage)
         if value.choice == _RECOMPUTE and value.op is not None:
             dtype = tensor.dtype

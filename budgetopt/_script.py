@@ -16,18 +16,20 @@ class Step:
     Attributes:
         choices: choice per slot (a slot is a written argument or a returned tensor, in that order).
         hold: slots to hold although autograd does not save them, because replays read them.
+        between: slots in fp16 that other regions read, too.
         late: slots that the pass of a segment stores, with the segment's number.
         record: a planned replay may need the operator. replayable: profiling found no reason against.
         snapshot: copy the small outside tensors that it reads, since the step writes to them.
     """
 
-    __slots__ = ("choices", "hold", "late", "record", "replayable", "snapshot")
+    __slots__ = ("between", "choices", "hold", "late", "record", "replayable", "snapshot")
 
     def __init__(
         self,
         choices: dict[int, int],
         *,
         hold: tuple[int, ...] = (),
+        between: tuple[int, ...] = (),
         late: dict[int, int] | None = None,
         record: bool = True,
         replayable: bool = True,
@@ -35,6 +37,7 @@ class Step:
     ) -> None:
         self.choices = choices
         self.hold = hold
+        self.between = between
         self.late = late
         self.record = record
         self.replayable = replayable

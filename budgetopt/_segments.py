@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from budgetopt._living import Living
 from budgetopt._operators import PLAIN, is_plain, tensors
 from budgetopt._values import Value
 
@@ -45,37 +46,15 @@ class Segment:
 
     def waiting(self) -> list[Value]:
         """Values that the pass has to store."""
-        _HANDED.drop(self)
+        for number in [number for number, value in _HANDED.items() if value.segment is self]:
+            _HANDED.pop(number, None)
         found = [reference() for reference in self.members]
         return [value for value in found if value is not None and value.op is not None]
 
 
-class _Handed(dict[int, Value]):
-    """Values that regions of running segments made, by the identity of their storages.
-
-    An entry lives until its storage dies or the pass is over: between two regions, nobody else holds the value.
-    """
-
-    __slots__ = ("watched",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watched: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
-
-    def put(self, storage: torch.UntypedStorage, value: Value) -> None:
-        reference = weakref.ref(storage, self._forget)
-        self.watched[id(reference)] = reference, id(storage)
-        self[id(storage)] = value
-
-    def _forget(self, reference: Any) -> None:
-        self.pop(self.watched.pop(id(reference))[1], None)
-
-    def drop(self, segment: Segment) -> None:
-        for number in [number for number, value in self.items() if value.segment is segment]:
-            self.pop(number, None)
-
-
-_HANDED = _Handed()
+_HANDED: Living[Value] = Living()
+"""Values that regions of running segments made. Between two regions, nobody else holds the value: it goes with its
+storage, or when the pass is over."""
 
 
 def hand_on(storages: Iterable[torch.UntypedStorage | None], known: dict[int, Value]) -> None:

@@ -34,6 +34,7 @@ def solve(
     headroom: int | str = 0,
     kept: Collection[tuple[int, int]] = (),
     excess: int = 0,
+    between: bool = True,
 ) -> Plan:
     """Decide what to keep, recompute or store in fp16 so that the step's peak fits `budget`.
 
@@ -46,6 +47,7 @@ def solve(
             that is good enough, from 0 (prove the optimum) to 1 (any answer that fits).
         headroom: bytes, or a percentage of the budget, taken off first.
         kept: (operator, slot) of values that are kept whatever it costs.
+        between: what layers hand to each other may be in fp16, too, if ``"fp16"`` is allowed.
         excess: bytes by which an earlier answer, when run, was over its prediction.
 
     Raises:
@@ -59,7 +61,7 @@ def solve(
     limit = parse_bytes(budget, total=None, free=None)
     headroom = headroom_bytes(headroom, limit)
     usable = limit - headroom - excess - UNSEEN
-    problem = to_problem(profile, usable, allow=allow, exclude=exclude, kept=frozenset(kept))
+    problem = to_problem(profile, usable, allow=allow, exclude=exclude, kept=frozenset(kept), between=between)
     solution = solution_for(problem, profile, limit, options)
     return to_plan(profile, problem, solution, budget=limit, headroom=headroom, allow=allow, exclude=exclude)
 

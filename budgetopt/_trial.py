@@ -30,7 +30,8 @@ class Job:
     Attributes:
         steps: one per sample; `profiled` is the number of the one that the profile was taken with, if known.
         notes: what the line that `fit` prints shall say. kept: (operator, slot) of values that must be kept.
-        excess: bytes by which a plan, when run, was over its prediction.
+        excess: bytes by which a plan, when run, was over its prediction. between: what layers hand to each other may be
+            in fp16.
     """
 
     model: torch.nn.Module
@@ -47,6 +48,7 @@ class Job:
     notes: list[str] = field(default_factory=list)
     kept: set[tuple[int, int]] = field(default_factory=set)
     excess: int = 0
+    between: bool = True
 
     @property
     def samples(self) -> list[Any]:
@@ -83,17 +85,21 @@ def verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
 
 
 def _verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
-    _apply.install(job.model, plan, _apply.regions_of(plan, quiet=True))
     states = random_states()
     runs, proven = [], 0
     for number, how in enumerate(job.steps):
         resident = Resident(job.model, how.sample)
         restore_random(states)
+        # Replays that read rounded values don't make what was dropped: there, they are proven with exact ones.
+        proven_plan = plan.exact() if plan.rounds_between else plan
+        _apply.install(job.model, proven_plan, _apply.regions_of(proven_plan, quiet=True))
         proof = prove(job.model, how, resident)
         if proof.differing or proof.broken:
             _keep_what_differs(job, found, proof, known=number == job.profiled)
             return None
         proven += proof.proven
+        if proven_plan is not plan:
+            _apply.install(job.model, plan, _apply.regions_of(plan, quiet=True))
         restore_random(states)
         runs.append(
             run_once(
@@ -112,8 +118,7 @@ def _verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
         return None
     error = _fp16_error(job, plan, runs.index(worst))
     if error is not None and error > job.max_grad_error:
-        job.notes.append(f"fp16 left out: gradient error {error:.1e} is over max_grad_error={job.max_grad_error:g}")
-        job.allow = tuple(choice for choice in job.allow if choice != "fp16")
+        _without_fp16(job, plan, error)
         return None
     return Verification(
         peak_bytes=worst.peak,
@@ -123,6 +128,16 @@ def _verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
         values_kept_after_proof=tuple(found.operators[i].name for i, _ in sorted(job.kept)),
         grad_error=error,
     )
+
+
+def _without_fp16(job: Job, plan: Plan, error: float) -> None:
+    """Try without what costs most precision: rounded inputs of replays, then all of fp16."""
+    what = "fp16 between layers" if plan.rounds_between else "fp16"
+    job.notes.append(f"{what} left out: gradient error {error:.1e} is over max_grad_error={job.max_grad_error:g}")
+    if plan.rounds_between:
+        job.between = False
+    else:
+        job.allow = tuple(choice for choice in job.allow if choice != "fp16")
 
 
 def _note_excess(job: Job, plan: Plan, run: Run) -> None:
@@ -158,6 +173,5 @@ def _fp16_error(job: Job, plan: Plan, number: int) -> float | None:
     if not any(d.choice == "fp16" for region in plan.regions for d in region.decisions):
         return None
     job.tell("measuring the error of fp16")
-    exact = plan.model_copy(update={"regions": tuple(r.exact() for r in plan.regions)})
     how = job.steps[number]
-    return gradient_error(job.model, how, Resident(job.model, how.sample), exact, plan)
+    return gradient_error(job.model, how, Resident(job.model, how.sample), plan.exact(), plan)

@@ -96,6 +96,7 @@ class Value(Saved):
         op: the operator that makes it again; None for what comes from outside and for what is kept.
         hold: its bytes, while they are kept. counter, version: to see that nobody wrote to them since.
         made: its bytes, made again and still waited for. weak: the same, while autograd holds them.
+        coded: another region made it and stored it in fp16.
         segment: whose pass stores it, if one does: until then it is made again for whoever wants it.
         pending: handles that wait for it. pieces: ``unsafe_split`` cut it into tensors with counters of their own.
     """
@@ -103,6 +104,7 @@ class Value(Saved):
     __slots__ = (
         "__weakref__",
         "choice",
+        "coded",
         "digest",
         "half",
         "hold",
@@ -131,6 +133,7 @@ class Value(Saved):
         self.half: weakref.ref[Half] | None = None
         self.digest: int | None = None
         self.segment: Segment | None = None
+        self.coded: Half | None = None
 
     def store(self, storage: torch.UntypedStorage) -> None:
         """Hold these bytes, made again: nobody else can write to them, and its operator is needed no more."""
@@ -145,11 +148,13 @@ class Value(Saved):
         self.op = None
 
     def available(self) -> torch.UntypedStorage | None:
-        """Its bytes, if they are there: kept, made again, or still in autograd's hands."""
+        """Its bytes, if they are there: kept, made again, in fp16 between regions, or still in autograd's hands."""
         if self.hold is not None:
             return self.hold
         if self.made is not None:
             return self.made
+        if self.coded is not None:
+            return self.coded.storage()
         return self.weak() if self.weak is not None else None
 
     def check(self) -> None:

@@ -4,8 +4,7 @@ from .caching import Reserved, reserved
 from .errors import InfeasibleError, SolverError
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
 from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Segment, Solution, Value
-from .regions import frontier, regions, segments, smallest
-from .solve import SOLVERS, solve
+from .solve import SOLVERS, frontier, smallest, solve
 from .timeline import Window
 
 __all__ = [
@@ -30,9 +29,7 @@ __all__ = [
     "frontier",
     "minimum",
     "normalise",
-    "regions",
     "reserved",
-    "segments",
     "simulate",
     "smallest",
     "solve",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .errors import InfeasibleError
 from .memory import Simulation, minimum, simulate, window_peaks
 from .problem import Problem, Solution
@@ -26,6 +28,38 @@ def answer(problem: Problem, found: Simulation, solver: str, status: str = "heur
         window_peaks=window_peaks(problem, found),
         segments=found.segments,
     )
+
+
+Outcome = Solution | InfeasibleError
+"""What a solver has to say of one budget."""
+
+
+def outcome(solver: Callable[[], Solution]) -> Outcome:
+    """What a solver answers, or why nothing fits."""
+    try:
+        return solver()
+    except InfeasibleError as error:
+        return error
+
+
+def better(one: Outcome, other: Outcome) -> Outcome:
+    """The cheaper of two solutions; a solution rather than none; of two that don't fit, what needs less."""
+    return min(one, other, key=_rank)
+
+
+def given(found: Outcome) -> Solution:
+    """The solution.
+
+    Raises:
+        InfeasibleError: there is none.
+    """
+    if isinstance(found, InfeasibleError):
+        raise found
+    return found
+
+
+def _rank(found: Outcome) -> tuple[int, int]:
+    return (0, found.cost_ns) if isinstance(found, Solution) else (1, found.minimum)
 
 
 def _smallest(problem: Problem, found: Simulation) -> Simulation:

@@ -14,6 +14,7 @@ from .parts import NO_LIMIT, Part, parts
 from .patterns import Pattern, Prices, Workshop, first_patterns
 from .problem import Choice, Problem
 from .stages import fixed_bytes, inputs
+from .stepwise import last
 from .timeline import timeline
 
 Corrections = dict[Node, tuple[int, int]]
@@ -157,6 +158,11 @@ class Picks(NamedTuple):
 
     recursion: Recursion
     known: dict[Node, list[Pattern]]
+
+    def cost(self, budget: int) -> int:
+        """Nanoseconds of the cheapest patterns within a budget; :data:`NO_LIMIT` if nothing fits."""
+        at = last(self.recursion.steps, budget)
+        return NO_LIMIT if at < 0 else self.recursion.steps[at][1]
 
     def within(self, budget: int) -> dict[Node, Pattern]:
         """The cheapest patterns within a budget, or those with the smallest need if nothing fits."""

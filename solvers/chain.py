@@ -39,16 +39,6 @@ _TRIES = 6  # answers of the recursion that the referee is asked about
 _FEWEST = 3  # stretches that make a chain worth cutting
 
 
-def best_rows(problem: Problem, catalogue: Catalogue) -> Simulation | None:
-    """The best rows to run again for the problem's budget, or those with the smallest peak; None without a chain."""
-    best = Chain(problem, catalogue, problem.budget).judged(problem.budget)
-    if best is None or best.peak <= problem.budget:
-        return best
-    # Of ways that need the least, as the recursion sees it, the referee may like the one found without a budget better.
-    least = Chain(problem, catalogue, 0).judged(0)
-    return min(best, least or best, key=lambda one: one.rank(problem.budget))
-
-
 class Pick(NamedTuple):
     """A pattern for each region, and the segments."""
 
@@ -84,6 +74,8 @@ class Chain:
         pairs = max(1, len(self._cuts) * len(self._row) // 2)
         self._most = max(20, min(_STEPS, _WORK // pairs))
         self._ways: dict[tuple[int, int], Ways] = {}
+        self._sums: dict[int, list[int]] = {}
+        self._least: Chain | None = None
         if sum(stretch.linked for stretch in self._row) + 1 >= _FEWEST:
             for end in [*(cut - 1 for cut in self._cuts[1:]), self._end]:
                 self._to(end)
@@ -93,24 +85,38 @@ class Chain:
         """What each budget costs; None where there is no chain."""
         return self._ways.get((0, self._end))
 
-    def judged(self, budget: int) -> Simulation | None:
-        """The cheapest way that the referee accepts, or that with the smallest peak; None if there is no chain.
+    def cost(self, budget: int) -> int:
+        """Nanoseconds of the cheapest way within a budget, as it looks here; :data:`NO_LIMIT` if there is none."""
+        at = -1 if self.steps is None else self.steps.last(budget)
+        return NO_LIMIT if self.steps is None or at < 0 else int(self.steps.cost[at])
+
+    def better(self, known: Simulation, budget: int) -> Simulation:
+        """What is known already, or the cheapest way that the referee accepts, or that with the smallest peak."""
+        if self.steps is None:
+            return known
+        best = min(known, self._judged(budget), key=lambda one: one.rank(budget))
+        if best.peak <= budget or not budget:
+            return best
+        # Of ways that need the least, as they look here, the referee may like better what is found without a budget.
+        self._least = self._least or Chain(self._problem, self._catalogue, 0)
+        return min(best, self._least._judged(0), key=lambda one: one.rank(budget))
+
+    def _judged(self, budget: int) -> Simulation:
+        """The cheapest way that the referee accepts, or that with the smallest peak.
 
         What the chain says of a need is close, not exact: it is asked for somewhat less where the referee counts
         more.
         """
-        if self.steps is None:
-            return None
+        assert self.steps is not None
         least = int(self.steps.need[0])
-        best: Simulation | None = None
+        tried: list[Simulation] = []
         wanted = budget
-        for _ in range(_TRIES):
-            found = self.within(max(wanted, least)).judged(self._problem, self._catalogue)
-            best = found if best is None else min(best, found, key=lambda one: one.rank(budget))
-            if found.peak <= budget or wanted <= least:
+        while len(tried) < _TRIES:
+            tried.append(self.within(max(wanted, least)).judged(self._problem, self._catalogue))
+            if tried[-1].peak <= budget or wanted <= least:
                 break
-            wanted -= max(1, found.peak - budget)
-        return best
+            wanted -= max(1, tried[-1].peak - budget)
+        return min(tried, key=lambda one: one.rank(budget))
 
     def within(self, budget: int) -> Pick:
         """The cheapest way that is said to need no more than a budget for which there is one."""
@@ -160,6 +166,13 @@ class Chain:
         for number, (one, again) in enumerate(zip(stretch.options, storing, strict=True)):
             yield then(max(one.forward + more, one.backward), one.held, one.cost + again, number, inner)
 
+    def _freed(self, t: int) -> list[int]:
+        """Bytes that need not be held if the stretches from g up to t are run again, for every g."""
+        if t not in self._sums:
+            sizes = [one.freed(self._row[t].last) for one in self._row[: t + 1]]
+            self._sums[t] = list(accumulate(reversed(sizes)))[::-1]
+        return self._sums[t]
+
     def _segments(self, g: int, end: int) -> Iterator[Ways]:
         """Segments that begin at g, and then the rest."""
         again = 0
@@ -167,8 +180,7 @@ class Chain:
             stretch = self._row[t]
             inside, rest = self._ways.get((g, t)), self._ways.get((t + 1, end))
             if inside is not None and rest is not None:
-                size = sum(one.freed(stretch.last) for one in self._row[g : t + 1])
-                yield both(inside, rest, size, again, -1 - t)
+                yield both(inside, rest, self._freed(t)[g], again, -1 - t)
             again += stretch.again
             if not stretch.linked:
                 return

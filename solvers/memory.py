@@ -281,14 +281,22 @@ def _store_halves(
 
 
 def _record_ns(problem: Problem, line: Timeline, chosen: Sequence[Choice], stored: Late) -> int:
-    """A region is recorded as soon as one of its saved values is not kept from the forward on."""
+    """A region is recorded as soon as one of its saved values, or what it reads, is not kept from the forward on."""
     recorded = {
         value.region
         for value, choice, saved in zip(problem.values, chosen, line.saved, strict=True)
         if saved and choice != Choice.KEEP
     }
     recorded |= {problem.values[v].region for v in stored.level}
+    recorded |= users(problem, line, chosen)
     return sum(problem.regions[g].record_ns for g in recorded)
+
+
+def users(problem: Problem, line: Timeline, chosen: Sequence[Choice]) -> set[int]:
+    """Regions that make or read what crosses regions in fp16."""
+    halves = {v for v in line.shared if chosen[v] == Choice.FP16}
+    readers = (o.region for o, reads in zip(problem.operators, line.reads, strict=True) if halves.intersection(reads))
+    return {*(readers if halves else ()), *(problem.values[v].region for v in halves)} - {OUTSIDE}
 
 
 def minimum(problem: Problem, tries: int = 300, deadline: float = inf) -> tuple[int, tuple[Choice, ...]]:

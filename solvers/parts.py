@@ -218,10 +218,12 @@ class _Builder:
         self._operators.append(operator)
 
     def _value(self, v: int) -> Value:
-        """Own values as they are; the others are there, whatever is chosen."""
+        """Own values as they are; the others are there, whatever is chosen, and so is in full what others use."""
         value = self._problem.values[v]
         storage = self._storages[value.storage]
         if value.region != self._region:
             return Value(storage, OUTSIDE, OUTSIDE, last=value.last, droppable=False)
         previous = self._values.get(value.previous, OUTSIDE)
+        if value.crossing:
+            value = replace(value, half_bytes=0, codec_ns=0, halved=False)
         return replace(value, storage=storage, region=0, operator=self._made.get(v, OUTSIDE), previous=previous)

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
-from .answer import answer
+from .answer import Outcome, answer, better, outcome
 from .backends import order
 from .catalogue import Catalogue, Picks
-from .chain import Chain, best_rows
+from .chain import Chain
+from .errors import InfeasibleError
 from .ilp import ilp
 from .memory import Simulation, minimum, simulate
+from .parts import NO_LIMIT
 from .problem import Choice, Problem, Solution
 from .search import Search
 
@@ -64,77 +67,85 @@ def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: 
     if not catalogue.engines:  # it says why, and has an answer without one
         return ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
     if rows:
-        again = best_rows(problem, catalogue)
-        found = min(found, again or found, key=lambda one: one.rank(problem.budget))
+        found = Chain(problem, catalogue, problem.budget).better(found, problem.budget)
     return _judged(problem, found, catalogue, gap)
 
 
-def frontier(
-    problem: Problem,
-    budgets: Sequence[int],
-    backend: str = "auto",
-    time_limit: float = 10.0,
-    gap: float = 0.01,
-    rows: bool = True,
-) -> list[Solution]:
-    """A solution for each budget, all from one recursion; ``time_limit`` is seconds for all of them together.
-
-    Args:
-        rows: also of regions that are run again as one.
-
-    Raises:
-        InfeasibleError: no choice was found for one of them. SolverError: ``backend`` is unknown.
-    """
-    order(backend)
-    deadline = monotonic() + time_limit
-    catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
-    if catalogue is None:
-        return [ilp(replace(problem, budget=b), backend, time_limit / len(budgets), gap) for b in budgets]
-    catalogue.learn(minimum(problem, deadline=deadline)[1])
-    catalogue.lowest(backend, deadline)
-    picks = catalogue.recursion()
-    for number in range(_PRICED):
-        budget = sorted(budgets)[number * len(budgets) // _PRICED]
-        worth = catalogue.worth(budget, picks.within(budget), backend, deadline)
-        if worth is not None:
-            catalogue.price(worth, exact=False)
-    picks = catalogue.recursion()
-    chain = Chain(problem, catalogue) if rows else None
-    return [
-        _judged(replace(problem, budget=b), _point(problem, catalogue, picks, chain, b), catalogue, gap)
-        for b in budgets
-    ]
-
-
-def _point(problem: Problem, catalogue: Catalogue, picks: Picks, chain: Chain | None, budget: int) -> Simulation:
-    """The better of the two recursions' ways as they see it; the referee sees the other one only if it must."""
-    alone = simulate(problem, catalogue.choices(picks.within(budget)))
-    if chain is None:
-        return alone
-    rows = chain.judged(budget)
-    return min(alone, rows or alone, key=lambda one: one.rank(budget))
-
-
-def smallest(problem: Problem, backend: str = "auto", time_limit: float = 10.0, rows: bool = True) -> Simulation:
-    """The choice with the smallest peak that is found; an upper bound of the smallest that there is.
-
-    Args:
-        rows: also of regions that are run again as one.
+def points(
+    problem: Problem, budgets: Sequence[int], backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01
+) -> list[Outcome]:
+    """What :func:`regions` may do at each budget, all from one recursion, in ``time_limit`` seconds for all together.
 
     Raises:
         SolverError: ``backend`` is unknown.
     """
-    order(backend)
-    deadline = monotonic() + time_limit
-    best = simulate(problem, minimum(problem, deadline=deadline)[1])
-    catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
-    if catalogue is None:
-        return best
-    catalogue.learn(best.choices)
-    found = [best, simulate(problem, catalogue.choices(catalogue.lowest(backend, deadline)))]
-    if rows:
-        found += [one for one in [Chain(problem, catalogue, 0).judged(0)] if one is not None]
-    return min(found, key=lambda one: one.peak)
+    return Prepared(problem, backend, monotonic() + time_limit, rows=False).outcomes(budgets, gap)
+
+
+class Prepared:
+    """A step with patterns for its regions, from which every budget is answered.
+
+    Args:
+        deadline: ``time.monotonic()``. rows: also of regions that are run again as one. like: the same step but for
+            what crosses regions in fp16.
+
+    Attributes:
+        least: the choice with the smallest peak that is found; an upper bound of the smallest that there is.
+    """
+
+    def __init__(
+        self, problem: Problem, backend: str, deadline: float, *, rows: bool, like: Prepared | None = None
+    ) -> None:
+        order(backend)
+        self._problem, self._backend, self._deadline, self._rows = problem, backend, deadline, rows
+        self._least: tuple[Choice, ...] = minimum(problem, deadline=deadline)[1] if like is None else like._least
+        self.least = simulate(problem, self._least)
+        left = max(0.0, deadline - monotonic())
+        self._catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * left)
+        if self._catalogue is not None:
+            self._catalogue.learn(self._least)
+            found = simulate(problem, self._catalogue.choices(self._catalogue.lowest(backend, deadline)))
+            self.least = min(self.least, found, key=lambda one: one.peak)
+            if rows:
+                self.least = Chain(problem, self._catalogue, 0).better(self.least, 0)
+
+    def outcomes(self, budgets: Sequence[int], gap: float, known: Sequence[Outcome] | None = None) -> list[Outcome]:
+        """What to do at each budget; what is known already where nothing here looks cheaper than that."""
+        if self._catalogue is None:
+            found = [self._alone(budget, len(budgets), gap) for budget in budgets]
+            return found if known is None else list(map(better, known, found))
+        self._price(self._catalogue, budgets)
+        picks, chain = self._catalogue.recursion(), Chain(self._problem, self._catalogue) if self._rows else None
+        if known is None:
+            known = [InfeasibleError(NO_LIMIT, (), budget) for budget in budgets]
+        return [self._at(budget, one, picks, chain, gap) for budget, one in zip(budgets, known, strict=True)]
+
+    def _price(self, catalogue: Catalogue, budgets: Sequence[int]) -> None:
+        """Patterns for some of the budgets."""
+        picks = catalogue.recursion()
+        for number in range(_PRICED):
+            budget = sorted(budgets)[number * len(budgets) // _PRICED]
+            worth = catalogue.worth(budget, picks.within(budget), self._backend, self._deadline)
+            if worth is not None:
+                catalogue.price(worth, exact=False)
+
+    def _at(self, budget: int, known: Outcome, picks: Picks, chain: Chain | None, gap: float) -> Outcome:
+        """The referee is asked only about what the recursions find cheaper than what is known."""
+        best, problem, catalogue = self.least, replace(self._problem, budget=budget), self._catalogue
+        assert catalogue is not None
+        limit = known.cost_ns if isinstance(known, Solution) else NO_LIMIT
+        if picks.cost(budget) < limit:
+            found = simulate(problem, catalogue.choices(picks.within(budget)))
+            best = min(best, found, key=lambda one: one.rank(budget))
+        if chain is not None and chain.cost(budget) < min(limit, best.cost_ns if best.peak <= budget else NO_LIMIT):
+            best = chain.better(best, budget)
+        if best.peak > budget:
+            return better(known, InfeasibleError(best.peak, tuple(map(int, best.choices)), budget, best.segments))
+        return better(known, _judged(problem, best, catalogue, gap))
+
+    def _alone(self, budget: int, count: int, gap: float) -> Outcome:
+        left = max(0.0, self._deadline - monotonic())
+        return outcome(partial(ilp, replace(self._problem, budget=budget), self._backend, left / count, gap))
 
 
 def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, gap: float) -> Solution:

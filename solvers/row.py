@@ -117,7 +117,8 @@ def _single(problem: Problem, catalogue: Catalogue) -> list[Stretch]:
     line, fixed = timeline(problem), fixed_bytes(problem)
     crossing: dict[int, list[int]] = {}
     for v in sorted(line.crossing):
-        crossing.setdefault(problem.values[v].region, []).append(v)
+        if not problem.values[v].halved:
+            crossing.setdefault(problem.values[v].region, []).append(v)
     numbers = [node.part.region for node in nodes if node.part is not None]
     found = []
     for node, first, after in zip(nodes, numbers, [*numbers[1:], len(problem.regions)], strict=True):

@@ -106,9 +106,36 @@ def fixed_bytes(problem: Problem) -> tuple[int, ...]:
     """Bytes at each event that no choice changes, workspace included."""
     line = timeline(problem)
     deltas = list(line.deltas)
-    fixed = [Choice.KEEP if v in line.kept else Choice.FP16 for v in range(len(line.saved))]
+    fixed = [
+        Choice.KEEP if v in line.kept and not value.halved else Choice.FP16 for v, value in enumerate(problem.values)
+    ]
     hold(problem, line, fixed, deltas)
+    for start, stop, size in _halved(problem, line):
+        deltas[start] += size
+        if stop < len(deltas):
+            deltas[stop] -= size
     return tuple(map(add, list(accumulate(deltas, initial=problem.resident))[1:], line.tops))
+
+
+def _halved(problem: Problem, line: Timeline) -> Iterator[tuple[int, int, int]]:
+    """Half copies of what crosses regions in fp16, and decoded ones, as (start, stop, bytes).
+
+    Decoded as soon as a replay of another region might read it, if that is before the first handle asks for it.
+    """
+    halves = [v for v in line.shared if problem.values[v].halved]
+    asked, first = first_unpacks(problem)
+    for i, operator in enumerate(problem.operators) if halves else ():
+        for v in line.reads[i]:
+            if problem.values[v].halved and problem.values[v].region != operator.region:
+                asked[v] = min(asked[v], *(first[w] for w in operator.writes), len(line.deltas))
+    for v in halves:
+        value = problem.values[v]
+        start = min(line.packed_at[v], line.left_at[value.region])
+        stop = max(line.released_at[v], line.die_at[value.storage])
+        if start < stop:
+            yield start, stop, value.half_bytes
+        if asked[v] < stop:
+            yield asked[v], stop, problem.storages[value.storage]
 
 
 def stages(problem: Problem) -> Stages:

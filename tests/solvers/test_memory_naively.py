@@ -267,4 +267,7 @@ def check(problem: Problem, choices: list[Choice], segments: Sequence[Segment] =
         problem.values[v].region for v in problem.handles if seen.choices[v] != K and problem.values[v].region >= 0
     }
     recorded |= {problem.values[v].region for v in (*naive.late, *naive.stored)}
+    between = {v for v in range(len(problem.values)) if naive.shared(v)}
+    recorded |= {problem.values[v].region for v in between}
+    recorded |= {o.region for o in problem.operators if o.region >= 0 and between & {*o.reads}}
     assert seen.cost_ns == naive.cost + sum(problem.regions[g].record_ns for g in recorded)

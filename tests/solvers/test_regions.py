@@ -8,13 +8,15 @@ from time import monotonic
 
 import pytest
 
-from budgetopt.solvers import OUTSIDE, Choice, Kind, Problem, frontier, minimum, simulate, solve
+from budgetopt.solvers import OUTSIDE, Choice, Kind, Problem, minimum, simulate, solve
+from budgetopt.solvers.answer import given
 from budgetopt.solvers.catalogue import Catalogue
 from budgetopt.solvers.choices import count
 from budgetopt.solvers.master import Master
 from budgetopt.solvers.nest import Node, Option, Recursion, measure, nest, outside_in
 from budgetopt.solvers.parts import parts
 from budgetopt.solvers.patterns import Prices, Workshop
+from budgetopt.solvers.regions import points
 from budgetopt.solvers.stages import stages
 
 from .steps import Step, chain, network, transformer
@@ -160,7 +162,7 @@ def test_a_bound_holds_for_every_budget() -> None:
         if count(step.problem()) > 500 or high - low < 4:
             continue
         budgets = [low + (high - low) * quarter // 4 for quarter in range(4)]
-        for budget, solution in zip(budgets, frontier(step.problem(), budgets, "highs", rows=False), strict=True):
+        for budget, solution in zip(budgets, list(map(given, points(step.problem(), budgets, "highs"))), strict=True):
             best = solve(step.problem(budget), "exhaustive")
             assert solution.peak <= budget
             assert solution.bound_ns <= best.cost_ns <= solution.cost_ns
@@ -174,7 +176,7 @@ def test_more_memory_never_costs_more(solver: str) -> None:
     low, high = minimum(step.problem())[0], _keep_all(step.problem())
     budgets = [low + (high - low) * part // 5 for part in range(6)]
     if solver == "frontier":
-        found = frontier(step.problem(), budgets, "highs", rows=False)
+        found = list(map(given, points(step.problem(), budgets, "highs")))
     else:
         found = [solve(step.problem(budget), solver, "highs") for budget in budgets]
     for less, more in pairwise(found):
