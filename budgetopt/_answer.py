@@ -11,7 +11,7 @@ from budgetopt._plan import Decision, Plan, Prediction, RegionPlan, compress
 from budgetopt._problem import CHOICES, describe_event
 from budgetopt._reserved import reserved_bytes
 from budgetopt._schema import Profile, RegionRecord
-from budgetopt.solvers.memory import users
+from budgetopt.solvers.holding import users
 from budgetopt.solvers.problem import OUTSIDE, Choice, Problem, Solution
 from budgetopt.solvers.segments import chains, in_order, late
 from budgetopt.solvers.timeline import timeline

@@ -18,6 +18,9 @@ from budgetopt.solvers.problem import Choice, Segment
 MOST = 1 << 20
 """Batches beyond this are not looked for."""
 
+SECONDS = 4.0
+"""For the smallest peak of one batch size."""
+
 
 def at_batch(profile: Profile, batch: int) -> Profile:
     """The profile as it would be at another batch size, by the two at which it was taken.
@@ -95,7 +98,8 @@ def largest(profile: Profile, limit: int, allow: Iterable[str], exclude: Iterabl
     allow, exclude = tuple(allow), tuple(exclude)
 
     def least(batch: int) -> memory.Simulation:
-        return solvers.smallest(to_problem(at_batch(profile, batch), 0, allow=allow, exclude=exclude))
+        problem = to_problem(at_batch(profile, batch), 0, allow=allow, exclude=exclude)
+        return solvers.smallest(problem, time_limit=SECONDS)
 
     lowest = least(profile.batch)
     found = largest_planned(profile, limit, lowest.choices, lowest.segments)

@@ -5,7 +5,7 @@ from .errors import InfeasibleError, SolverError
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
 from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Segment, Solution, Value
 from .solve import SOLVERS, frontier, smallest, solve
-from .timeline import Window
+from .windows import Window
 
 __all__ = [
     "OUTSIDE",

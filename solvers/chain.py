@@ -21,7 +21,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from .catalogue import Catalogue
-from .memory import Simulation, holds, normalise, simulate
+from .holding import holds
+from .memory import Simulation, normalise, simulate
 from .nest import Node
 from .parts import NO_LIMIT
 from .patterns import Pattern

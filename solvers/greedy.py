@@ -135,14 +135,14 @@ def _releases(problem: Problem, found: Simulation) -> list[Move]:
     recorded = _recorded(problem, line, found.choices)
     read = {u for i, times in enumerate(found.replays) if times for u in line.inner[i]}
     moves = []
-    for v in (*line.decided, *sorted(line.shared)):
+    for v in line.decided:
         value, choice = problem.values[v], found.choices[v]
         size, die = problem.storages[value.storage], line.die_at[value.storage]
         if choice == Choice.RECOMPUTE or not line.packed_at[v] <= at < min(unpacked[v], line.released_at[v]):
             continue
         record = 0 if value.region in recorded else problem.regions[value.region].record_ns
         stored = value.half_bytes if choice == Choice.FP16 else (size if die <= at else 0)
-        if stored and v not in line.coded and v not in line.shared:
+        if stored and v not in line.coded:
             moves.append(Move(v, Choice.RECOMPUTE, stored, record + remake_ns(problem, line, found, v)))
         if choice == Choice.KEEP and 0 < value.half_bytes < stored:
             # Replays want exact inputs: what one of them reads has to be made again beside its half copy.

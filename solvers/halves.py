@@ -19,7 +19,7 @@ from .problem import Problem, Solution
 from .regions import Prepared, segments
 from .timeline import timeline
 
-_AT_LEAST = 0.3  # of the time limit, for the answer with halves
+_FIRST, _EXACT = 0.5, 0.2  # of the time limit: for the step as it is, and without fp16; the rest is for halves
 
 
 def auto(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
@@ -31,19 +31,20 @@ def auto(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap:
         InfeasibleError: nothing was found that the referee accepts. SolverError: ``backend`` is unknown.
     """
     deadline = monotonic() + time_limit
-    variant = halved(problem)
-    first = outcome(partial(segments, problem, backend, time_limit, gap))
+    if not any(value.half_bytes for value in problem.values):
+        return segments(problem, backend, time_limit, gap)
+    found = outcome(partial(segments, problem, backend, _FIRST * time_limit, gap))
     if (
-        isinstance(first, InfeasibleError) or first.status != "optimal"
+        isinstance(found, InfeasibleError) or found.status != "optimal"
     ):  # what is best without fp16 may have been missed
-        first = better(first, outcome(partial(segments, exactly(problem), backend, _AT_LEAST * time_limit, gap)))
-    if variant is None or (isinstance(first, Solution) and first.cost_ns <= _codec_ns(variant)):
-        return given(first)
-    seconds = max(_AT_LEAST * time_limit, deadline - monotonic())
-    second = outcome(partial(segments, variant, backend, seconds, gap))
-    if isinstance(second, Solution):
-        second = _exact_again(problem, second, deadline)
-    return given(better(first, second))
+        found = better(found, outcome(partial(segments, exactly(problem), backend, _EXACT * time_limit, gap)))
+    variant = halved(problem)
+    if variant is None or (isinstance(found, Solution) and found.cost_ns <= _codec_ns(variant)):
+        return given(found)
+    rounded = outcome(partial(segments, variant, backend, max(0.0, deadline - monotonic()), gap))
+    if isinstance(rounded, Solution):
+        rounded = _exact_again(problem, rounded, deadline)
+    return given(better(found, rounded))
 
 
 def frontier(

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .problem import OUTSIDE, Event, Kind, Operator, Problem, Region, Value
-from .timeline import forward_spans, timeline, useful
+from .timeline import timeline, useful
+from .windows import forward_spans
 
 NO_LIMIT = 1 << 62
 """Budget of a part: its bytes are weighed by whoever puts parts together."""

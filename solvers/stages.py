@@ -23,7 +23,8 @@ from itertools import accumulate, pairwise
 from operator import add
 from typing import NamedTuple
 
-from .memory import CODEC_WORKSPACE, hold
+from .holding import hold
+from .memory import CODEC_WORKSPACE
 from .problem import OUTSIDE, Choice, Problem
 from .timeline import Timeline, first_unpacks, timeline, useful
 

@@ -7,22 +7,9 @@ worked out once per recording and shared by the hundreds of choices that a solve
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
 
 from .problem import OUTSIDE, Kind, Problem
-
-
-class Window(NamedTuple):
-    """A stretch of the event list, ``start`` included and ``stop`` not.
-
-    ``region`` is ``OUTSIDE`` in the gaps; ``backward`` tells the two windows of a region apart.
-    """
-
-    start: int
-    stop: int
-    region: int
-    backward: bool
+from .windows import Window, cut, packers
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +134,7 @@ def _index(problem: Problem) -> Timeline:
         kept=kept,
         coded=coded,
         decided=tuple(free),
-        windows=_windows(problem),
+        windows=cut(problem),
     )
 
 
@@ -209,7 +196,7 @@ def _reach(problem: Problem) -> tuple[int, ...]:
         if operator.region != OUTSIDE:
             for v in operator.reads:
                 reach[v] = max(reach[v], operator.region)
-    for handle, region in _packers(problem).items():
+    for handle, region in packers(problem).items():
         v = problem.handles[handle]
         reach[v] = max(reach[v], region)
     return tuple(reach)
@@ -222,18 +209,6 @@ def _left_at(problem: Problem) -> tuple[int, ...]:
         if kind == Kind.EXIT:
             left_at[index] = at
     return tuple(left_at)
-
-
-def _packers(problem: Problem) -> dict[int, int]:
-    """The region that was entered when each handle was packed, or ``OUTSIDE``."""
-    packers: dict[int, int] = {}
-    inside = OUTSIDE
-    for kind, index in problem.events:
-        if kind in (Kind.ENTER, Kind.EXIT):
-            inside = index if kind == Kind.ENTER else OUTSIDE
-        elif kind == Kind.PACK:
-            packers[index] = inside
-    return packers
 
 
 def _kept(problem: Problem) -> tuple[frozenset[int], frozenset[int]]:
@@ -269,55 +244,6 @@ def _coded(problem: Problem, inner: tuple[tuple[int, ...], ...], saved: tuple[bo
         if saved[v] and value.half_bytes and value.last and value.droppable and v not in read
         if OUTSIDE not in (value.region, value.operator) and not problem.operators[value.operator].replayable
     )
-
-
-def _windows(problem: Problem) -> tuple[Window, ...]:
-    """Cut the events where a region's forward or backward begins or ends; the innermost region owns a stretch."""
-    spans = [*forward_spans(problem), *_backward_spans(problem)]
-    cuts = sorted({0, len(problem.events)} | {s.start for s in spans} | {s.stop for s in spans})
-    spans.sort(key=lambda span: (span.start, -span.stop))
-    found: list[Window] = []
-    active: list[Window] = []
-    pending = iter([*spans, None])
-    upcoming = next(pending)
-    for start, stop in pairwise(cuts):
-        while upcoming is not None and upcoming.start <= start:
-            active.append(upcoming)
-            upcoming = next(pending)
-        active = [span for span in active if span.stop > start]
-        owner = active[-1] if active else Window(0, 0, OUTSIDE, False)
-        found.append(Window(start, stop, owner.region, owner.backward))
-    return tuple(found)
-
-
-def forward_spans(problem: Problem) -> list[Window]:
-    """From entering a region, or its first operator where no entering is recorded, to leaving it."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for at, (kind, index) in enumerate(problem.events):
-        region = index if kind in (Kind.ENTER, Kind.EXIT) else OUTSIDE
-        if kind == Kind.RUN:
-            region = problem.operators[index].region
-        if region != OUTSIDE:
-            first.setdefault(region, at)
-            last[region] = at
-    return [Window(first[g], last[g] + 1, g, False) for g in first]
-
-
-def _backward_spans(problem: Problem) -> list[Window]:
-    """From the first unpack or handle death after the forward of what a region saved of its own to the last."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    packers = _packers(problem)
-    backward = False
-    for at, (kind, index) in enumerate(problem.events):
-        backward = backward or kind == Kind.FORWARD_END
-        if backward and kind in (Kind.UNPACK, Kind.HANDLE_DIE):
-            region = problem.values[problem.handles[index]].region
-            if packers.get(index, OUTSIDE) in (OUTSIDE, region):
-                first.setdefault(region, at)
-                last[region] = at
-    return [Window(first[g], last[g] + 1, g, True) for g in first if g != OUTSIDE]
 
 
 def first_unpacks(problem: Problem) -> tuple[list[int], list[int]]:

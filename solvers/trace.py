@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .memory import CODEC_WORKSPACE, Held, half_lives, holds, normalise
+from .holding import Held, half_lives, holds
+from .memory import CODEC_WORKSPACE, normalise
 from .problem import Choice, Kind, Problem, Segment
 from .replay import Replays
 from .segments import late

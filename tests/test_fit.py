@@ -44,7 +44,7 @@ def test_trains_as_before_under_the_budget(build: Callable[[], Built], part: flo
     model, sample = build()
     plain, planned = plain_and_planned(model)
     budget = share((model, sample), part)
-    assert budgetopt.fit(planned, sample, budget, allow=EXACT, optimizer=None) is planned
+    assert budgetopt.fit(planned, sample, budget, allow=EXACT, optimizer=None, time_limit=2) is planned
     plan = budgetopt.plan_of(planned)
     assert plan is not None and plan.drops
     batches = [fresh_batch(sample, seed) for seed in range(3)]
@@ -86,7 +86,7 @@ def test_fit_says_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     model, sample = mlp_stack()
     budget = share((model, sample), 0.6)
     capfd.readouterr()
-    budgetopt.fit(model, sample, budget, allow=EXACT, optimizer=None)
+    budgetopt.fit(model, sample, budget, allow=EXACT, optimizer=None, time_limit=2)
     out, err = capfd.readouterr()
     assert out == ""
     lines = [line for line in err.splitlines() if line.strip()]
@@ -119,7 +119,7 @@ def test_fit_changes_nothing_else(alive: bool) -> None:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
     before = snapshot(model)
-    budgetopt.fit(model, sample, share((model, sample), 0.85), allow=EXACT, optimizer=None)
+    budgetopt.fit(model, sample, share((model, sample), 0.85), allow=EXACT, optimizer=None, time_limit=2)
     plan = budgetopt.plan_of(model)
     assert plan is not None and plan.drops
     assert snapshot(model) == before
@@ -148,7 +148,9 @@ def test_what_the_first_forward_sets_up_is_not_set_up_twice() -> None:
     model = Lazy()
     plain, planned = copy.deepcopy(model), model
     before = list(planned.last)
-    budgetopt.fit(planned, model.sample, share((model.stack, model.sample), 0.8), allow=EXACT, optimizer=None)
+    budgetopt.fit(
+        planned, model.sample, share((model.stack, model.sample), 0.8), allow=EXACT, optimizer=None, time_limit=2
+    )
     assert planned.last[0] is before[0] and planned.settings == {"width": 32}
     assert not any(module._forward_hooks for module in planned.modules())
     assert_same(run_steps(plain, [model.sample], lr=0.01), run_steps(planned, [model.sample], lr=0.01))
@@ -191,7 +193,7 @@ def test_fit_runs_few_steps() -> None:
     model = Fragile(0)
     budget = share((model.stack, model.sample), 0.6)
     COUNT[0] = 0
-    budgetopt.fit(model, model.sample, budget, allow=EXACT, optimizer=None)
+    budgetopt.fit(model, model.sample, budget, allow=EXACT, optimizer=None, time_limit=2)
     assert COUNT[0] == 7  # survey, two smaller batches, memory, clock, proof, peak
 
 
@@ -199,7 +201,7 @@ def test_a_second_plan_replaces_the_first_and_remove_undoes_it() -> None:
     model, sample = mlp_stack()
     before = [set(vars(module)) for module in model.modules()]
     for budget in [share((model, sample), part) for part in (0.8, 0.6, 0.7)]:
-        budgetopt.fit(model, sample, budget, allow=EXACT, optimizer=None)
+        budgetopt.fit(model, sample, budget, allow=EXACT, optimizer=None, time_limit=2)
     for module in model.modules():
         forward = vars(module).get("forward")
         assert forward is None or forward._before is None
@@ -213,10 +215,10 @@ def test_a_second_plan_replaces_the_first_and_remove_undoes_it() -> None:
 def test_a_fitted_model_keeps_what_its_plan_installs_and_nothing_of_an_earlier_one() -> None:
     model, sample = mlp_stack()
     before = [set(vars(module)) for module in model.modules()]
-    budgetopt.fit(model, sample, share((model, sample), 0.6), allow=EXACT, optimizer=None)
+    budgetopt.fit(model, sample, share((model, sample), 0.6), allow=EXACT, optimizer=None, time_limit=2)
     planned = [module for module in model.modules() if "forward" in vars(module)]
     assert planned and all("_replicate_for_data_parallel" in vars(module) for module in planned)
-    budgetopt.fit(model, sample, "1GB", allow=EXACT, optimizer=None)
+    budgetopt.fit(model, sample, "1GB", allow=EXACT, optimizer=None, time_limit=2)
     assert [set(vars(module)) for module in model.modules()] == before
 
 
@@ -236,11 +238,11 @@ def test_the_optimizer_is_reserved_by_default() -> None:
 def test_too_small_a_budget_says_what_would_do() -> None:
     model, sample = mlp_stack()
     with pytest.raises(budgetopt.InfeasibleBudgetError) as caught:
-        budgetopt.fit(model, sample, resident_bytes(model, sample) + 4096, allow=EXACT, optimizer=None)
+        budgetopt.fit(model, sample, resident_bytes(model, sample) + 4096, allow=EXACT, optimizer=None, time_limit=2)
     assert budgetopt.plan_of(model) is None
-    budgetopt.fit(model, sample, caught.value.minimum, allow=EXACT, optimizer=None)
+    budgetopt.fit(model, sample, caught.value.minimum, allow=EXACT, optimizer=None, time_limit=2)
     with pytest.raises(budgetopt.InfeasibleBudgetError):
-        budgetopt.fit(model, sample, caught.value.minimum - 8192, allow=EXACT, optimizer=None)
+        budgetopt.fit(model, sample, caught.value.minimum - 8192, allow=EXACT, optimizer=None, time_limit=2)
 
 
 def test_over_the_budget_in_reality_is_an_error_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +256,7 @@ def test_over_the_budget_in_reality_is_an_error_and_undone(monkeypatch: pytest.M
 
     monkeypatch.setattr(_trial, "run_once", larger)
     with pytest.raises((budgetopt.OverBudgetError, budgetopt.InfeasibleBudgetError)):
-        budgetopt.fit(model, sample, share((model, sample), 0.9), allow=EXACT, optimizer=None)
+        budgetopt.fit(model, sample, share((model, sample), 0.9), allow=EXACT, optimizer=None, time_limit=2)
     assert all("forward" not in vars(module) for module in model.modules())
 
 
@@ -269,7 +271,7 @@ def test_a_step_and_a_loss_of_ones_own() -> None:
         off: torch.Tensor = out.mean() - target
         return off.square().mean()
 
-    budgetopt.fit(planned, sample, budget, step=step, allow=EXACT, optimizer=None)
+    budgetopt.fit(planned, sample, budget, step=step, allow=EXACT, optimizer=None, time_limit=2)
     for copy_ in (plain, planned):
         step(copy_, sample).backward()  # type: ignore[no-untyped-call]
     for p, q in zip(plain.parameters(), planned.parameters(), strict=True):
