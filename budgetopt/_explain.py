@@ -14,6 +14,7 @@ from budgetopt._schema import Profile
 from budgetopt._units import show_bytes, show_ns
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import OUTSIDE, Choice, Segment
+from budgetopt.solvers.timeline import timeline
 
 if TYPE_CHECKING:
     from budgetopt._plan import Plan
@@ -26,7 +27,7 @@ class Row:
     """One saved value: the operator that makes it, its bytes, what became of it, what running the operator costs.
 
     `together`: bytes of all saved values of the operator, which one run of it makes again. `late`: it is dropped in
-    the forward, and kept from when its segment is run again.
+    the forward, and kept from when its segment is run again. `between`: other layers use it, too.
     """
 
     operator: str
@@ -36,6 +37,7 @@ class Row:
     together: int
     choice: Choice
     late: bool
+    between: bool
     blocked: str
     ns: int
 
@@ -68,13 +70,15 @@ class Account:
         together: dict[int, int] = defaultdict(int)
         for value in saved:
             together[profile.values[value].operator] += profile.storages[profile.values[value].storage]
+        shared = timeline(problem).shared
         self.rows = [
-            self._row(profile, value, found.choices[value], value in found.levels, together) for value in saved
+            self._row(profile, value, found.choices[value], value in found.levels, value in shared, together)
+            for value in saved
         ]
         self.dearest = max((row.price for row in self.rows if row.choice == Choice.RECOMPUTE), default=0.0)
 
     @staticmethod
-    def _row(profile: Profile, value: int, choice: Choice, late: bool, together: dict[int, int]) -> Row:
+    def _row(profile: Profile, value: int, choice: Choice, late: bool, between: bool, together: dict[int, int]) -> Row:
         record = profile.values[value]
         operator = profile.operators[record.operator]
         return Row(
@@ -85,6 +89,7 @@ class Account:
             together=together[record.operator],
             choice=choice,
             late=late,
+            between=between,
             blocked=operator.blocked,
             ns=operator.time_ns + profile.replay_ns,
         )
@@ -96,6 +101,8 @@ class Account:
             return f"its operator takes {show_ns(row.ns)}, {price}"
         if row.late:
             return "dropped in the forward, kept from when its segment is run again before its backward pass"
+        if row.choice == Choice.FP16 and row.between:
+            return "stored in half the bytes; replays of other layers read it so, too"
         if row.choice == Choice.FP16:
             return "stored in half the bytes"
         if row.blocked:

@@ -111,6 +111,8 @@ def test_fit_stores_what_is_handed_on_in_fp16_where_that_is_cheapest() -> None:
     assert "fp16 between" in plan.solver
     exact = budgetopt.solve(plan.profile, budget, allow=("keep", "recompute"))
     assert plan.predicted.extra_ns < exact.predicted.extra_ns
+    marked = next(region.path for region in plan.regions for d in region.decisions if d.between)
+    assert "replays of other layers read it so, too" in plan.explain(marked)
     assert plan.measured is not None
     assert plan.measured.values_proven > 0
     assert 0 < (plan.measured.grad_error or 0) < ROUNDED
