@@ -164,8 +164,9 @@ class Solution:
             it", which is free if none does.
         peak: bytes, resident included. peak_event: index into :attr:`Problem.events`.
         cost_ns: replays, codecs and recording.
-        bound_ns: proven lower bound of the cost of every choice without segments whose peak, as the referee counts
-            it, is within the budget (0: nothing proven). Its proof is an engine's, within that engine's tolerances.
+        bound_ns: proven lower bound of the cost of every choice whose peak, as the referee counts it, is within the
+            budget (0: nothing proven), without segments and without fp16 of what crosses regions. Its proof is an
+            engine's, within that engine's tolerances.
         status: ``"optimal"`` (within the gap), ``"feasible"`` (limit reached) or ``"heuristic"``.
         solver: name of the method and the engine, with a note where a fallback answered.
         window_peaks: highest bytes in each window (see :func:`budgetopt.solvers.memory.windows`).

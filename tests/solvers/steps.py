@@ -288,3 +288,30 @@ def transformer(layers: int, unit: int = 1 << 20, halves: bool = False) -> Step:
     step.event(Kind.DIE, gradient)
     step.event(Kind.BACKWARD_END)
     return step
+
+
+def layers(count: int, half: int = 0, codec: int = 0) -> Problem:
+    """x_k = x_{k-1} + f(x_{k-1}): the stream of 10 bytes, two values of 10 bytes inside; its plain backward.
+
+    Args:
+        half: bytes of the stream in fp16. codec: nanoseconds of that.
+    """
+    step = Step(resident=100)
+    x = step.make(OUTSIDE, 10)
+    tape = []
+    for _ in range(count):
+        g = step.enter(kind="layer")
+        handles = [step.save(x)]
+        a = step.make(g, 10, (x,), time=3)
+        handles.append(step.save(a))
+        b = step.make(g, 10, (a,), time=2)
+        handles.append(step.save(b))
+        y = step.make(g, 10, (x, b), time=5)
+        step.values[y] = replace(step.values[y], droppable=False, crossing=True, half_bytes=half, codec_ns=codec)
+        step.event(Kind.EXIT, g)
+        for value in (a, b, x):
+            step.die(value)
+        tape.append(handles[::-1])
+        x = y
+    walk_back(step, tape, x, lambda: 10)
+    return step.problem()

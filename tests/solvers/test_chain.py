@@ -6,33 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from budgetopt.solvers import OUTSIDE, Choice, InfeasibleError, Kind, Problem, Segment, minimum, simulate, solve
+from budgetopt.solvers import Choice, InfeasibleError, Segment, minimum, simulate, solve
 from budgetopt.solvers.segments import chains, in_order
 
-from .steps import Step, transformer, walk_back
-
-
-def layers(count: int) -> Problem:
-    """x_k = x_{k-1} + f(x_{k-1}): the stream of 10 bytes, two values of 10 bytes inside; its plain backward."""
-    step = Step(resident=100)
-    x = step.make(OUTSIDE, 10)
-    tape = []
-    for _ in range(count):
-        g = step.enter(kind="layer")
-        handles = [step.save(x)]
-        a = step.make(g, 10, (x,), time=3)
-        handles.append(step.save(a))
-        b = step.make(g, 10, (a,), time=2)
-        handles.append(step.save(b))
-        y = step.make(g, 10, (x, b), time=5)
-        step.values[y] = replace(step.values[y], droppable=False, crossing=True)
-        step.event(Kind.EXIT, g)
-        for value in (a, b, x):
-            step.die(value)
-        tape.append(handles[::-1])
-        x = y
-    walk_back(step, tape, x, lambda: 10)
-    return step.problem()
+from .steps import layers, transformer
 
 
 @pytest.mark.parametrize("budget", [250, 300, 400])
