@@ -2,9 +2,11 @@
 
     python -m tests.floors --size full -k gpt2 llama
 
-Two tables, in bytes. The first: the plain peak, the peak where every layer is checkpointed, budgetopt's smallest
+Tables, in bytes. The first: the plain peak, the peak where every layer is checkpointed, budgetopt's smallest
 feasible budget with exact choices, and that budget ÷ the checkpointed peak. The second: budgets evenly spaced from the
 smallest one to the plain peak, each fitted on a copy, verified, and measured on other data by the outside meter.
+With ``--fp16``, a third: the smallest budget with fp16 that fit accepts, by its bound on the gradients' error, what the
+error is, and that budget ÷ the one with exact choices.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from budgetopt import OverBudgetError
+import budgetopt
+from budgetopt import InfeasibleBudgetError, OverBudgetError
 from tests.deep_models import DEEP, DenseLayer, Layer, Transition
 from tests.outside_meter import peak_bytes, resident_bytes
+from tests.plans import ALL
 from tests.zoo_runs import MODELS, Case, case
 
 NAMES = ("gpt2", "bert", "vit", "llama", *DEEP)
@@ -96,6 +100,39 @@ def points(made: Case, least: int, count: int = BUDGETS, **options: float) -> It
         yield Point(budget, plan.predicted.peak_bytes, made.peak(model, batch))
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """The smallest budget with fp16, in bytes; what was measured there, and the error of the gradients."""
+
+    budget: int
+    measured: int
+    error: float
+    between: bool
+
+
+def rounded(made: Case, **options: float) -> Rounded:
+    """Fit at the smallest budget with fp16; where its error is too large, at the smallest exact one."""
+    least = made.least.minimum
+    try:
+        budgetopt.solve(made.profile, made.profile.fixed.total + 1)
+    except InfeasibleBudgetError as infeasible:
+        least = min(least, infeasible.minimum)
+    try:
+        model, plan = made.fitted(least, allow=ALL, verify=True, **options)
+    except (InfeasibleBudgetError, OverBudgetError):
+        least = made.least.minimum
+        model, plan = made.fitted(least, allow=ALL, verify=True, **options)
+    error = 0.0 if plan.measured is None else plan.measured.grad_error or 0.0
+    return Rounded(least, made.peak(model, made.batches(1)[0]), error, plan.rounds_between)
+
+
+def rounded_row(name: str, found: Rounded, exact: int) -> str:
+    """A line of the third table."""
+    what = "also between layers" if found.between else ""
+    ratio = found.budget / exact
+    return f"| {name} | {found.budget:,} | {found.measured:,} | {found.error:.1e} | {what} | {ratio:.4f} |"
+
+
 def floor_row(found: Floor) -> str:
     """A line of the first table."""
     return f"| {found.name} | {found.plain:,} | {found.checkpointed:,} | {found.least:,} | {found.ratio:.4f} |"
@@ -116,6 +153,7 @@ def main() -> None:
     parser.add_argument("--size", choices=("small", "full"), default="small")
     parser.add_argument("--budgets", type=int, default=BUDGETS, help="per model; 0: the first table alone")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for the solver, per budget")
+    parser.add_argument("--fp16", action="store_true", help="the third table, too")
     options = parser.parse_args()
     torch.manual_seed(0)
     floors = []
@@ -123,6 +161,12 @@ def main() -> None:
     for name in options.names:
         floors.append(floor(case(name, options.size)))
         print(floor_row(floors[-1]), flush=True)
+    if options.fp16:
+        print("\n| model | smallest budget with fp16 | measured | error | fp16 | ÷ exact |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        for each in floors:
+            made = case(each.name, options.size)
+            print(rounded_row(each.name, rounded(made, time_limit=options.time_limit), each.least), flush=True)
     if options.budgets < 2:
         return
     print("\n| model | budget | predicted | measured | off | over |\n| --- | --- | --- | --- | --- | --- |")
