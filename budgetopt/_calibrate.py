@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from budgetopt import _codec, _device
 from budgetopt._operators import Info
@@ -15,7 +16,8 @@ from budgetopt._script import Script
 from budgetopt._values import Counters
 from budgetopt.solvers.problem import Choice
 
-_LENGTH: Final = 64
+_LAYERS: Final = 16
+_OPERATORS: Final = 4 * _LAYERS
 _ROUNDS: Final = 7
 _CODEC_LEAST: Final = 1 << 12
 _CODEC_MOST: Final = 1 << 20
@@ -39,16 +41,20 @@ class _Drop:
 
 
 def own_costs() -> Costs:
-    """Measure a chain of tiny operators on the CPU, plain, recorded and replayed; some milliseconds."""
-    x = torch.zeros(4, requires_grad=True)
-    plain = _best(lambda: _chain(x))
+    """Measure tiny layers on the CPU, plain, recorded and replayed; some milliseconds.
+
+    Layers as models have them: what operators that only make views cost, and what autograd saves, is in the figure of
+    each recorded operator.
+    """
+    x, weight, bias = torch.zeros(8, 8), torch.zeros(8, 8, requires_grad=True), torch.zeros(8, requires_grad=True)
+    plain = _best(lambda: _chain(x, weight, bias))
     recorded, replayed = [], []
     for _ in range(_ROUNDS):
         recorder = Recorder(_Drop(), Counters())
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda handle: handle.unpack())
         with torch.enable_grad(), hooks, recorder:
             start = time.perf_counter_ns()
-            y = _chain(x)
+            y = _chain(x, weight, bias)
             recorded.append(time.perf_counter_ns() - start)
         recorder.ended()
         # The last operator's saved input is the first thing that backward asks for: all others run again.
@@ -56,14 +62,14 @@ def own_costs() -> Costs:
         assert y.grad_fn is not None
         _ = y.grad_fn._saved_self  # type: ignore[attr-defined]
         replayed.append(time.perf_counter_ns() - start)
-    record = max(0, min(recorded) - plain) // _LENGTH
-    return Costs(record, max(0, min(replayed) - plain) // (_LENGTH - 1))
+    return Costs(*(max(0, min(times) - plain) // _OPERATORS for times in (recorded, replayed)))
 
 
-def _chain(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(_LENGTH):
-        x = x.sin()
-    return x
+def _chain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Residual layers, and an operator that saves what they make."""
+    for _ in range(_LAYERS):
+        x = x + F.linear(F.gelu(F.layer_norm(x, (8,), bias, bias)), weight, bias)
+    return x.sin()
 
 
 def _best(call: Callable[[], object]) -> int:

@@ -124,7 +124,7 @@ def _single(problem: Problem, catalogue: Catalogue) -> list[Stretch]:
     for node, first, after in zip(nodes, numbers, [*numbers[1:], len(problem.regions)], strict=True):
         assert node.part is not None
         own = crossing.get(first, [])
-        options = [_option(problem, node, p, own) for p in catalogue.workshops[node].patterns]
+        few = _few([_option(node, pattern) for pattern in catalogue.workshops[node].patterns])
         held = [v for v in own if line.die_at[problem.values[v].storage] < line.released_at[v]]
         found.append(
             Stretch(
@@ -133,7 +133,7 @@ def _single(problem: Problem, catalogue: Catalogue) -> list[Stretch]:
                 after - 1,
                 node.gap,
                 _time(problem, own),
-                _few(options),
+                tuple(_timed(problem, node, one, own) for one in few),
                 (fixed[node.part.forward.start], fixed[node.part.backward.start]),
                 tuple((line.reach[v], problem.storages[problem.values[v].storage]) for v in held),
                 any(line.reach[v] >= after for v in own),
@@ -142,18 +142,17 @@ def _single(problem: Problem, catalogue: Catalogue) -> list[Stretch]:
     return found
 
 
-def _option(problem: Problem, node: Node, pattern: Pattern, crossing: Sequence[int]) -> Option:
+def _option(node: Node, pattern: Pattern) -> Option:
+    """A pattern in its place, without the times of a pass."""
+    forward, backward = pattern.forward + node.shift[0], pattern.backward + node.shift[1]
+    return Option(forward, backward, pattern.held, pattern.cost_ns, 0, 0, (pattern,))
+
+
+def _timed(problem: Problem, node: Node, option: Option, crossing: Sequence[int]) -> Option:
     assert node.part is not None
-    kept = {v for v, choice in zip(node.part.values, pattern.choices, strict=True) if choice == Choice.KEEP}
-    return Option(
-        pattern.forward + node.shift[0],
-        pattern.backward + node.shift[1],
-        pattern.held,
-        pattern.cost_ns,
-        _time(problem, kept),
-        _time(problem, {*kept, *crossing}),
-        (pattern,),
-    )
+    pairs = zip(node.part.values, option.patterns[0].choices, strict=True)
+    kept = {v for v, choice in pairs if choice == Choice.KEEP}
+    return option._replace(alone=_time(problem, kept), both=_time(problem, {*kept, *crossing}))
 
 
 def _time(problem: Problem, values: Iterable[int]) -> int:
