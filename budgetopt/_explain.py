@@ -14,7 +14,6 @@ from budgetopt._schema import Profile
 from budgetopt._units import show_bytes, show_ns
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import OUTSIDE, Choice, Segment
-from budgetopt.solvers.timeline import timeline
 
 if TYPE_CHECKING:
     from budgetopt._plan import Plan
@@ -70,9 +69,10 @@ class Account:
         together: dict[int, int] = defaultdict(int)
         for value in saved:
             together[profile.values[value].operator] += profile.storages[profile.values[value].storage]
-        shared = timeline(problem).shared
         self.rows = [
-            self._row(profile, value, found.choices[value], value in found.levels, value in shared, together)
+            self._row(
+                profile, value, found.choices[value], value in found.levels, problem.values[value].crossing, together
+            )
             for value in saved
         ]
         self.dearest = max((row.price for row in self.rows if row.choice == Choice.RECOMPUTE), default=0.0)

@@ -102,7 +102,7 @@ def test_no_import_cycles() -> None:
         pytest.fail(f"import cycle: {' <- '.join(error.args[1])}")
 
 
-def test_solvers_need_the_standard_library_and_pulp_alone() -> None:
+def test_solvers_need_the_standard_library_pulp_and_numpy_alone() -> None:
     for module in SOURCES:
         if module.startswith("budgetopt.solvers"):
             roots = {name.partition(".")[0] for name in imports(module)}
