@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .problem import OUTSIDE, Choice, Problem
+from .replay import let_go
 from .segments import NONE, Late
 from .timeline import Timeline
 
@@ -87,7 +88,7 @@ def holds(problem: Problem, line: Timeline, chosen: Sequence[Choice], stored: La
             if u in level or (chosen[u] != keep and problem.values[u].region == operator.region):
                 wanted[u] = max(wanted[u], end)
             elif u in halves:
-                halves[u] = max(halves[u], end)
+                _extend(halves, u, end)
             else:
                 _extend(until, problem.values[u].storage, end)
     return Held(until, states, wanted, halves)
@@ -101,11 +102,7 @@ def book(deltas: list[int], size: int, start: int, stop: float, passing: dict[fl
     """``size`` more bytes from event ``start`` until ``stop``, an event or a pass; what is past the end is never."""
     if size and start < stop:
         deltas[start] += size
-        if stop < len(deltas):
-            if stop == int(stop):
-                deltas[int(stop)] -= size
-            else:
-                passing[stop] = passing.get(stop, 0) + size
+        let_go(deltas, passing, stop, size)
 
 
 def half_lives(

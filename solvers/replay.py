@@ -168,11 +168,7 @@ class Replays:
         change(self.deltas, self.tops, at, level, top)
 
     def _let_go(self, end: float, size: int) -> None:
-        """At an event, when a segment's pass ends, or never, if that is past the end."""
-        if end != int(end):
-            self._passing[end] = self._passing.get(end, 0) + size
-        elif end < len(self.deltas):
-            self.deltas[int(end)] -= size
+        let_go(self.deltas, self._passing, end, size)
 
     def _needed(self, targets: Sequence[int]) -> tuple[list[int], dict[int, int]]:
         """The operators of a replay in forward order, and how many of them read each value it makes.
@@ -234,3 +230,11 @@ def change(deltas: list[int], tops: list[int], at: int, level: int, top: int) ->
     """Book bytes that an event adds, and most of them on the way; it may have added others before."""
     deltas[at] += level
     tops[at] = max(tops[at], top) - level
+
+
+def let_go(deltas: list[int], passing: dict[float, int], end: float, size: int) -> None:
+    """Book bytes that go at an event, when a segment's pass ends, or never, if that is past the end."""
+    if end != int(end):
+        passing[end] = passing.get(end, 0) + size
+    elif end < len(deltas):
+        deltas[int(end)] -= size

@@ -21,20 +21,14 @@ def last(steps: Sequence[tuple[Any, ...]], size: int) -> int:
     return bisect_right(steps, size, key=need) - 1
 
 
-def together(
-    left: Sequence[tuple[Any, ...]], right: Sequence[tuple[Any, ...]], relief: int = 0
-) -> list[tuple[int, int, int, int]]:
-    """Both, with the same bytes: (need, cost, step of the one, step of the other), the last of each at every need.
-
-    Args:
-        relief: bytes that the right one has beside them.
-    """
-    needs = sorted({*(step[0] for step in left), *(step[0] - relief for step in right)})
+def together(left: Sequence[tuple[Any, ...]], right: Sequence[tuple[Any, ...]]) -> list[tuple[int, int, int, int]]:
+    """Both, with the same bytes: (need, cost, step of the one, step of the other), the last of each at every need."""
+    needs = sorted({step[0] for step in (*left, *right)})
     found: list[tuple[int, int, int, int]] = []
     a = b = -1
     for size in needs:
         a += a + 1 < len(left) and left[a + 1][0] == size
-        b += b + 1 < len(right) and right[b + 1][0] - relief == size
+        b += b + 1 < len(right) and right[b + 1][0] == size
         if a >= 0 and b >= 0:
             found.append((size, left[a][1] + right[b][1], a, b))
     return found

@@ -24,8 +24,8 @@ from tests.deep_models import deep_residual
 from tests.floors import checkpointed
 from tests.outside_meter import allocated_peak
 from tests.zoo_models import squared_loss
+from tests.zoo_runs import EXACT
 
-EXACT = ("keep", "recompute")
 COMPARED = 200
 """Parameters whose gradients are compared: all of them would take as much memory once more."""
 

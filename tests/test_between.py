@@ -16,25 +16,16 @@ from budgetopt import Plan, Profile
 from budgetopt._problem import to_problem
 from budgetopt.solvers import Choice, Segment
 from budgetopt.solvers.timeline import timeline
-from tests import models
-from tests.deep_models import deep_residual
 from tests.models import Built
 from tests.outside_meter import peak_bytes
 from tests.plans import forced_plan
 from tests.solvers.steps import rows
-from tests.test_segments import gradients
+from tests.test_segments import built, gradients
 from tests.zoo_models import squared_loss
 
 TOLERANCE = 0.005  # of the peak
 ROUNDED = 5e-3  # of the gradients' norm: fp16 has 11 bits
 ALLOWED = 0.1  # the same, where batch norms and cut-offs at zero of many layers come after the rounding
-
-
-@cache
-def built(name: str) -> tuple[Built, Profile]:
-    made: Built = deep_residual(12, 32, 4, 64) if name == "residual" else getattr(models, name)()
-    loss = squared_loss if name == "residual" else None
-    return made, budgetopt.profile(*made, loss=loss, optimizer=None)
 
 
 def forced(profile: Profile, seed: int, segments: list[Segment]) -> Plan:
