@@ -46,12 +46,16 @@ class Catalogue:
         if found is None or root is None:
             return None
         kinds: dict[Problem, Workshop] = {}
+        alike: dict[tuple[object, ...], Workshop] = {}  # differ at most in what is around them
         workshops: dict[Node, Workshop] = {}
         for node in outside_in(root):
             if node.part is not None:
-                if node.part.alone not in kinds:
-                    kinds[node.part.alone] = first_patterns(node.part, backend, deadline)
-                workshops[node] = kinds[node.part.alone]
+                alone = node.part.alone
+                if alone not in kinds:
+                    same = alone.operators, alone.storages
+                    kinds[alone] = first_patterns(node.part, backend, deadline, alike.get(same))
+                    alike.setdefault(same, kinds[alone])
+                workshops[node] = kinds[alone]
         bare = [workshop.bare for workshop in workshops.values()]
         measure(root, fixed_bytes(problem), bare, _counted_twice(problem, found))
         return cls(problem, root, workshops)

@@ -84,6 +84,7 @@ class Workshop:
     """Makes patterns for one kind of region.
 
     Attributes:
+        alone: the region, without the rest of the step.
         patterns: those found, none of them worse than another one in everything.
         engines: names of those that answered, each once, in that order.
         deadline: time.monotonic() after which no program is begun.
@@ -91,7 +92,7 @@ class Workshop:
     """
 
     def __init__(self, part: Part, backend: str, deadline: float) -> None:
-        self._alone, self._backend, self.deadline = part.alone, backend, deadline
+        self.alone, self._backend, self.deadline = part.alone, backend, deadline
         self._spans = part.inner_forward, part.inner_backward
         self._rows = stages(part.alone)
         self._sized = replace(part.alone, budget=max(1, *self._rows.tops()))
@@ -106,7 +107,7 @@ class Workshop:
 
     def score(self, choices: Sequence[Choice]) -> Pattern:
         """The referee's word on one choice."""
-        found = simulate(self._alone, choices)
+        found = simulate(self.alone, choices)
         forward, backward = (max(found.peaks[span.start : span.stop]) for span in self._spans)
         end = self._spans[1].start - 1
         held = found.peaks[end] - self._rows.fixed[end]
@@ -120,13 +121,20 @@ class Workshop:
         self.patterns = sorted([p for p in self.patterns if not _covers(pattern, p)] + [pattern])
         return True
 
-    def sweep(self) -> None:
-        """The first patterns: the two ends, the smallest peak, and the cheapest under bounds on bytes."""
+    def begin(self, like: Workshop | None) -> None:
+        """The first patterns: the two ends, the smallest peak, and those of one that differs little, or of a sweep."""
         for choice in Choice:
-            self.add([choice] * len(self._alone.values))
-        self.add(minimum(self._alone, deadline=self.deadline)[1])
+            self.add([choice] * len(self.alone.values))
+        self.add(minimum(self.alone, deadline=self.deadline)[1])
+        if like is None:
+            self._sweep()
+        for pattern in () if like is None else like.patterns:
+            self.add(pattern.choices)
+
+    def _sweep(self) -> None:
+        """The cheapest under bounds on bytes."""
         most = max(p.held for p in self.patterns)
-        step = most // max(4, min(_CAPS, _EVENTS // len(self._alone.events))) + 1
+        step = most // max(4, min(_CAPS, _EVENTS // len(self.alone.events))) + 1
         cap = most - 1
         while cap >= 0:  # below what the last one holds, and by no less than a step
             choices = self._try(Prices(0.0, 0.0, 0.0), held=cap).choices
@@ -161,7 +169,7 @@ class Workshop:
             if found.choices is None:
                 break
             event = self._highest(found.choices)
-            if event in cuts or not active(self._alone, event):
+            if event in cuts or not active(self.alone, event):
                 break
             cuts.add(event)
             self._cuts.append(event)
@@ -170,7 +178,7 @@ class Workshop:
     def _highest(self, choices: Sequence[Choice]) -> int:
         """The event of the backward window at which most bytes are there."""
         start, stop = self._spans[1]
-        peaks = simulate(self._alone, choices).peaks
+        peaks = simulate(self.alone, choices).peaks
         return max(range(start, stop), key=lambda at: (peaks[at], -at))
 
     def _try(self, prices: Prices, held: int | None = None, cuts: Collection[int] = ()) -> Tried:
@@ -209,20 +217,24 @@ class Workshop:
         return best is not start and self.add(best.choices)
 
     def _legal(self, v: int) -> tuple[Choice, ...]:
-        halves = self._alone.values[v].half_bytes and timeline(self._alone).saved[v]
+        halves = self.alone.values[v].half_bytes and timeline(self.alone).saved[v]
         return tuple(Choice) if halves else (Choice.KEEP, Choice.RECOMPUTE)
 
 
-_FIRST: dict[tuple[Problem, str], tuple[list[Pattern], dict[str, None]]] = {}
+_FIRST: dict[tuple[Problem, Problem | None, str], tuple[list[Pattern], dict[str, None]]] = {}
 _MOST_FIRST = 256
 
 
-def first_patterns(part: Part, backend: str, deadline: float) -> Workshop:
-    """A workshop after its sweep. Sweeps that were not cut short are remembered: equal input, equal patterns."""
+def first_patterns(part: Part, backend: str, deadline: float, like: Workshop | None = None) -> Workshop:
+    """A workshop with its first patterns, which are remembered if they were not cut short: equal input, equal patterns.
+
+    Args:
+        like: one with the same operators and sizes, whose patterns spare this one a sweep.
+    """
     workshop = Workshop(part, backend, deadline)
-    key = part.alone, backend
+    key = part.alone, None if like is None else like.alone, backend
     if key not in _FIRST:
-        workshop.sweep()
+        workshop.begin(like)
         if monotonic() > deadline:
             return workshop
         while len(_FIRST) >= _MOST_FIRST:

@@ -28,6 +28,7 @@ from .search import Search
 
 _SEARCHING = 0.5  # of the time limit, at least, is left for the search when the first patterns are made
 _PRICED = 6  # budgets of a frontier for which bytes are priced
+_TRIED = 100_000  # events replayed in search of a small peak, before patterns are asked
 
 
 def segments(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
@@ -97,17 +98,24 @@ class Prepared:
         self, problem: Problem, backend: str, deadline: float, *, rows: bool, like: Prepared | None = None
     ) -> None:
         order(backend)
-        self._problem, self._backend, self._deadline, self._rows = problem, backend, deadline, rows
-        self._least: tuple[Choice, ...] = minimum(problem, deadline=deadline)[1] if like is None else like._least
-        self.least = simulate(problem, self._least)
+        self._problem, self._backend, self._deadline = problem, backend, deadline
         left = max(0.0, deadline - monotonic())
         self._catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * left)
+        self._chain = Chain(problem, self._catalogue) if rows and self._catalogue is not None else None
+        self._low: tuple[Choice, ...] = self._lowest() if like is None else like._low
+        self.least = simulate(problem, self._low)
         if self._catalogue is not None:
-            self._catalogue.learn(self._least)
+            self._catalogue.learn(self._low)
             found = simulate(problem, self._catalogue.choices(self._catalogue.lowest(backend, deadline)))
             self.least = min(self.least, found, key=lambda one: one.peak)
-            if rows:
-                self.least = Chain(problem, self._catalogue, 0).better(self.least, 0)
+        if self._chain is not None:
+            self.least = self._chain.better(self.least, 0)
+
+    def _lowest(self) -> tuple[Choice, ...]:
+        """A small peak; only few are tried where the patterns will find the smallest."""
+        if self._catalogue is None:
+            return minimum(self._problem, deadline=self._deadline)[1]
+        return minimum(self._problem, max(4, _TRIED // len(self._problem.events)), self._deadline)[1]
 
     def outcomes(self, budgets: Sequence[int], gap: float, known: Sequence[Outcome] | None = None) -> list[Outcome]:
         """What to do at each budget; what is known already where nothing here looks cheaper than that."""
@@ -115,10 +123,10 @@ class Prepared:
             found = [self._alone(budget, len(budgets), gap) for budget in budgets]
             return found if known is None else list(map(better, known, found))
         self._price(self._catalogue, budgets)
-        picks, chain = self._catalogue.recursion(), Chain(self._problem, self._catalogue) if self._rows else None
+        picks = self._catalogue.recursion()
         if known is None:
             known = [InfeasibleError(NO_LIMIT, (), budget) for budget in budgets]
-        return [self._at(budget, one, picks, chain, gap) for budget, one in zip(budgets, known, strict=True)]
+        return [self._at(budget, one, picks, gap) for budget, one in zip(budgets, known, strict=True)]
 
     def _price(self, catalogue: Catalogue, budgets: Sequence[int]) -> None:
         """Patterns for some of the budgets."""
@@ -129,9 +137,10 @@ class Prepared:
             if worth is not None:
                 catalogue.price(worth, exact=False)
 
-    def _at(self, budget: int, known: Outcome, picks: Picks, chain: Chain | None, gap: float) -> Outcome:
+    def _at(self, budget: int, known: Outcome, picks: Picks, gap: float) -> Outcome:
         """The referee is asked only about what the recursions find cheaper than what is known."""
         best, problem, catalogue = self.least, replace(self._problem, budget=budget), self._catalogue
+        chain = self._chain
         assert catalogue is not None
         limit = known.cost_ns if isinstance(known, Solution) else NO_LIMIT
         if picks.cost(budget) < limit:

@@ -202,7 +202,7 @@ def test_small_problems_are_mostly_solved_to_the_optimum() -> None:
 def test_patterns_are_exact_and_none_is_worse_than_another() -> None:
     part = (parts(transformer(3, halves=True).problem()) or [])[1]
     shop = Workshop(part, "highs", FOREVER)
-    shop.sweep()
+    shop.begin(None)
     assert len(shop.patterns) > 10
     for pattern in shop.patterns:
         assert shop.score(pattern.choices) == pattern
