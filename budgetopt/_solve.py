@@ -13,7 +13,7 @@ from budgetopt._floor import explain_peak
 from budgetopt._plan import Plan
 from budgetopt._problem import CHOICES, UNSEEN, to_problem
 from budgetopt._schema import Profile
-from budgetopt._units import parse_bytes, show_bytes
+from budgetopt._units import parse_bytes, show_bytes, show_enough
 from budgetopt.solvers.problem import Choice, Problem, Segment, Solution
 
 BACKENDS = ("auto", "cbc", "highs")
@@ -90,7 +90,7 @@ def solution_for(problem: Problem, profile: Profile, limit: int, options: dict[s
         spare = limit - problem.budget
         raise InfeasibleBudgetError(
             f"no plan fits {show_bytes(limit)}: the smallest feasible budget is {minimum + spare} bytes "
-            f"({show_bytes(minimum + spare)}), set {floor}. Raise the budget or make the batch smaller.",
+            f"({show_enough(minimum + spare)}), set {floor}. Raise the budget or make the batch smaller.",
             minimum + spare,
             floor,
         ) from error

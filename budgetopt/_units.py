@@ -72,6 +72,12 @@ def show_bytes(n: int) -> str:
     return _show(n, _BYTE_UNITS)
 
 
+def show_enough(n: int) -> str:
+    """As :func:`show_bytes`, rounded up: what to ask for where so many bytes are needed."""
+    step = 10 ** max(0, len(str(n)) - 3)
+    return show_bytes(-(-n // step) * step)
+
+
 def show_ns(n: int) -> str:
     """Nanoseconds with three significant digits: ``1.25 ms``."""
     return _show(n, _TIME_UNITS)

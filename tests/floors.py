@@ -22,7 +22,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import budgetopt
-from budgetopt import InfeasibleBudgetError, OverBudgetError
+from budgetopt import InfeasibleBudgetError, OverBudgetError, Plan
 from tests.deep_models import DEEP, DenseLayer, Layer, Transition
 from tests.outside_meter import peak_bytes, resident_bytes
 from tests.plans import ALL
@@ -93,11 +93,19 @@ def points(made: Case, least: int, count: int = BUDGETS, **options: float) -> It
     for number in range(count):
         budget = least + (top - least) * number // (count - 1)
         try:
-            model, plan = made.fitted(budget, verify=True, **options)
+            model, plan = _lowest(made, budget, verify=True, **options)
         except OverBudgetError as error:
             yield Point(budget, refused=str(error))
             continue
-        yield Point(budget, plan.predicted.peak_bytes, made.peak(model, batch))
+        yield Point(plan.budget_bytes, plan.predicted.peak_bytes, made.peak(model, batch))
+
+
+def _lowest(made: Case, budget: int, **options: Any) -> tuple[Any, Plan]:
+    """A copy fitted at a budget, or at the smallest one that this solve finds."""
+    try:
+        return made.fitted(budget, **options)
+    except InfeasibleBudgetError as infeasible:
+        return made.fitted(infeasible.minimum, **options)
 
 
 @dataclass(frozen=True)
@@ -118,12 +126,11 @@ def rounded(made: Case, **options: float) -> Rounded:
     except InfeasibleBudgetError as infeasible:
         least = min(least, infeasible.minimum)
     try:
-        model, plan = made.fitted(least, allow=ALL, verify=True, **options)
-    except (InfeasibleBudgetError, OverBudgetError):
-        least = made.least.minimum
-        model, plan = made.fitted(least, allow=ALL, verify=True, **options)
+        model, plan = _lowest(made, least, allow=ALL, verify=True, **options)
+    except OverBudgetError:
+        model, plan = _lowest(made, made.least.minimum, allow=ALL, verify=True, **options)
     error = 0.0 if plan.measured is None else plan.measured.grad_error or 0.0
-    return Rounded(least, made.peak(model, made.batches(1)[0]), error, plan.rounds_between)
+    return Rounded(plan.budget_bytes, made.peak(model, made.batches(1)[0]), error, plan.rounds_between)
 
 
 def rounded_row(name: str, found: Rounded, exact: int) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgetopt._errors import InvalidBudgetError
-from budgetopt._units import parse_bytes, show_bytes, show_ns
+from budgetopt._units import parse_bytes, show_bytes, show_enough, show_ns
 
 
 def parse(value: Any, total: int | None = 10 * 10**9, free: int | None = 3 * 10**9) -> int:
@@ -152,3 +152,8 @@ def test_shows_times(n: int, expected: str) -> None:
 @given(st.integers(min_value=2000, max_value=10**17))
 def test_what_is_shown_reads_back_within_half_a_percent(n: int) -> None:
     assert abs(parse(show_bytes(n)) - n) <= n * 0.005 + 1
+
+
+@given(st.integers(min_value=2000, max_value=10**14))
+def test_what_is_advised_is_enough_and_little_more(n: int) -> None:
+    assert n <= parse(show_enough(n)) <= n * 1.01
