@@ -35,17 +35,20 @@ BUDGETS = 10
 
 @dataclass(frozen=True)
 class Floor:
-    """Smallest peaks of one model, in bytes: of the plain step, with layer checkpointing, as budgetopt says."""
+    """Smallest peaks of one model, in bytes: of the plain step, with layer checkpointing, as budgetopt says.
+
+    `checkpointed` is None where the model has no layers that could be.
+    """
 
     name: str
     plain: int
-    checkpointed: int
+    checkpointed: int | None
     least: int
 
     @property
     def ratio(self) -> float:
-        """The smallest feasible budget ÷ the checkpointed peak."""
-        return self.least / self.checkpointed
+        """The smallest feasible budget ÷ the checkpointed peak; 0 where there is none."""
+        return self.least / self.checkpointed if self.checkpointed else 0.0
 
 
 @dataclass(frozen=True)
@@ -65,22 +68,29 @@ class Point:
 
 def floor(made: Case) -> Floor:
     """The three peaks of a model."""
-    layered = checkpointed(copy.deepcopy(made.built[0]))
-    resident = resident_bytes(layered, made.built[1])
-    peak = resident + peak_bytes(layered, made.built[1], **MODELS[made.name].how)
+    layered, peak = checkpointed(copy.deepcopy(made.built[0])), None
+    if layered is not None:
+        resident = resident_bytes(layered, made.built[1])
+        peak = resident + peak_bytes(layered, made.built[1], **MODELS[made.name].how)
     return Floor(made.name, made.resident + made.above, peak, made.least.minimum)
 
 
 def checkpointed(model: Any) -> Any:
-    """The model with every layer checkpointed: as transformers does it, or by torch's own function."""
+    """The model with every layer checkpointed: as transformers and diffusers do, or by torch's own function.
+
+    None if it has no such layers.
+    """
     how: dict[str, Any] = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):  # its name since the other one is deprecated
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    elif hasattr(model, "enable_gradient_checkpointing"):
+        model.enable_gradient_checkpointing()
     elif hasattr(model, "gradient_checkpointing_enable"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
     else:
         layers = [module for module in model.modules() if isinstance(module, OWN_LAYERS)]
-        assert layers, f"{type(model).__name__} has none of {OWN_LAYERS}"
+        if not layers:
+            return None
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, **how)  # type: ignore[method-assign]
     return model
@@ -142,7 +152,8 @@ def rounded_row(name: str, found: Rounded, exact: int) -> str:
 
 def floor_row(found: Floor) -> str:
     """A line of the first table."""
-    return f"| {found.name} | {found.plain:,} | {found.checkpointed:,} | {found.least:,} | {found.ratio:.4f} |"
+    layered, ratio = (f"{found.checkpointed:,}", f"{found.ratio:.4f}") if found.checkpointed else ("", "")
+    return f"| {found.name} | {found.plain:,} | {layered} | {found.least:,} | {ratio} |"
 
 
 def point_row(name: str, found: Point) -> str:
@@ -156,7 +167,7 @@ def point_row(name: str, found: Point) -> str:
 def main() -> None:
     """Print rows as they come: a model at full size takes minutes."""
     parser = argparse.ArgumentParser(description="Smallest budgets, and predictions against measurements.")
-    parser.add_argument("-k", nargs="+", choices=NAMES, default=list(NAMES), dest="names", metavar="MODEL")
+    parser.add_argument("-k", nargs="+", choices=MODELS, default=list(NAMES), dest="names", metavar="MODEL")
     parser.add_argument("--size", choices=("small", "full"), default="small")
     parser.add_argument("--budgets", type=int, default=BUDGETS, help="per model; 0: the first table alone")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for the solver, per budget")
