@@ -45,7 +45,7 @@ class Watch:
 
     def moved(self) -> bool:
         """Whether it was written to since."""
-        return self.counter._version != self.version
+        return bool(self.counter._version != self.version)
 
 
 class Storage:

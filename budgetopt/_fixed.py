@@ -73,10 +73,15 @@ def _require_data(model: torch.nn.Module) -> None:
 
 
 class Resident:
-    """The storages that are there before, during and after the step, each counted once, by kind."""
+    """The storages that are there before, during and after the step, each counted once, by kind.
 
-    def __init__(self, model: torch.nn.Module, sample: Any) -> None:
+    Args:
+        account: whose allocator sizes are told of; by default the model's device.
+    """
+
+    def __init__(self, model: torch.nn.Module, sample: Any, account: torch.device | None = None) -> None:
         self.device = device_of(model)
+        self.account = account or self.device
         found = leaves(model, sample)
         self.without = [leaf for leaf in found if leaf.grad is None]
         self.identities: set[int] = set()
@@ -95,7 +100,7 @@ class Resident:
                 continue
             storage = tensor.untyped_storage()
             if id(storage) not in self.identities and tensor.device == self.device:
-                total += _device.rounded(self.device, storage.nbytes())
+                total += _device.rounded(self.account, storage.nbytes())
             self.identities.add(id(storage))
             self._keep.append(storage)
         return total

@@ -6,6 +6,7 @@ memory that the two tell of: once with the memory meter on and once with a clock
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from budgetopt import _fingerprint
-from budgetopt._calibrate import codec_clock, own_costs
+from budgetopt._calibrate import Costs, codec_clock, own_costs
 from budgetopt._errors import ProfileError
 from budgetopt._fixed import Resident
 from budgetopt._leanest import least_memory
@@ -21,9 +22,10 @@ from budgetopt._optimizer import Footprint
 from budgetopt._passes import Pass, Scripts, run_taped
 from budgetopt._recorded import operators_of, recorded
 from budgetopt._regions import Survey, find_regions, layers, survey
+from budgetopt._roofline import Device
 from budgetopt._sample import first
 from budgetopt._scaled import scaled
-from budgetopt._schema import OperatorRecord, Profile
+from budgetopt._schema import Environment, OperatorRecord, Profile
 from budgetopt._second_size import compared, pass_at, sizes_below
 from budgetopt._state import random_states
 from budgetopt._step import Step
@@ -44,16 +46,26 @@ class Measuring:
 
     Attributes:
         batch: of the sample; 0 where its tensors share no first dimension. size: examples that are run.
+        target: what to model instead of running on the device that is here.
     """
 
-    def __init__(self, model: torch.nn.Module, how: Step, batch: int, size: int, reserve: Footprint) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        how: Step,
+        batch: int,
+        size: int,
+        reserve: Footprint,
+        target: Device | None = None,
+    ) -> None:
+        self.target = target
         self.model = model
         self.batch = batch
         self.size = size
         self.small, self.middle = sizes_below(size)
         self.whole = how
         self.how = how if size == batch else Step(first(how.sample, size), how.loss, how.step)
-        self.resident = Resident(model, how.sample)
+        self.resident = Resident(model, how.sample, None if target is None else torch.device(target.kind))
         self.reserve = reserve
         self.fixed = self.resident.fixed(reserve.state)
         self.states = random_states()
@@ -102,7 +114,16 @@ class Measuring:
 
     def _pass(self, sample: Any, scripts: Scripts | None = None, *, metered: bool = True) -> Pass:
         how = Step(sample, self.how.loss, self.how.step)
-        return run_taped(self.model, how, self.resident, self.paths, self.states, scripts or {}, metered=metered)
+        return run_taped(
+            self.model,
+            how,
+            self.resident,
+            self.paths,
+            self.states,
+            scripts or {},
+            metered=metered,
+            price=None if self.target is None else self.target.time_ns,
+        )
 
     def _assembled(self, found: Survey, passes: Passes) -> Profile:
         memory, small, one_size = passes.memory, None, passes.one_size
@@ -112,15 +133,24 @@ class Measuring:
         done = recorded(
             memory,
             operators,
-            environment=_fingerprint.environment(self.resident.device, self.resident.gradient > 0),
+            environment=self._environment(),
             fingerprint=_fingerprint.take(self.model, self.whole.sample),
             fixed=self.fixed,
-            costs=own_costs(),
-            codec_ns=codec_clock(self.resident.device, max(memory.tape.sizes, default=0)),
+            costs=self._own_costs(),
+            codec_ns=self._codec_clock(max(memory.tape.sizes, default=0)),
         )
         more = {"batch": self.size, "smaller": small, "one_size": one_size, "loss_guessed": self.how.guessed}
         more |= {"optimizer_workspace": self.reserve.workspace, "optimizer_kind": self.reserve.kind}
         return done.model_copy(update={**more, "layers": tuple(layers(self.model, found, operators))})
+
+    def _environment(self) -> Environment:
+        return _fingerprint.environment(self.resident.device, self.resident.gradient > 0)
+
+    def _own_costs(self) -> Costs:
+        return own_costs()
+
+    def _codec_clock(self, largest: int) -> Callable[[int], int]:
+        return codec_clock(self.resident.device, largest)
 
     def _scaled(self, done: Profile, passes: Passes) -> Profile:
         if done.smaller is None or passes.small is None:

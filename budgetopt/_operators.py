@@ -9,11 +9,16 @@ import torch
 
 from budgetopt import _torch
 
-PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-"""Only these very types are recorded: the type of a subclass must survive, so it is left alone."""
+PLAIN: Final = {torch.Tensor, torch.nn.Parameter}
+"""Only these very types are recorded: the type of a subclass must survive, so it is left alone.
+
+While a step is modelled, torch's tensors without bytes are among them (:mod:`budgetopt._modelled`).
+"""
 
 _aten: Any = torch.ops.aten
-UNNUMBERED: Final = frozenset({_aten.detach.default, _aten.lift_fresh.default, _aten.alias.default})
+UNNUMBERED: Final = frozenset(
+    {_aten.detach.default, _aten.lift_fresh.default, _aten.alias.default, torch.ops.prim.device.default}
+)
 """Operators that hooks or modes add and drop between two runs of the same code: never counted."""
 
 _CAST: Final = _aten._to_copy.default

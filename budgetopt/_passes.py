@@ -21,7 +21,7 @@ from budgetopt._script import Script
 from budgetopt._script import Step as ScriptStep
 from budgetopt._state import fresh_gradients, restore_random
 from budgetopt._step import Step
-from budgetopt._tape import Tape
+from budgetopt._tape import Price, Tape
 from budgetopt.solvers.problem import Choice
 
 Scripts = dict[tuple[str, int], Script]
@@ -108,16 +108,17 @@ def run_taped(
     scripts: Scripts,
     *,
     metered: bool,
+    price: Price | None = None,
 ) -> Pass:
     """One step that drops all it can, or what `scripts` say; further tries keep what turned out not to be replayable.
 
-    Its gradients are gone afterwards, also where it raises.
+    Its gradients are gone afterwards, also where it raises. `price` says what operators take, in place of a clock.
     """
     for last in (False, False, True):
         restore_random(states)
         fresh_gradients(resident.without)
         try:
-            attempt = _attempt(model, how, resident, paths, scripts, metered=metered, last=last)
+            attempt = _attempt(model, how, resident, paths, scripts, metered=metered, price=price, last=last)
         finally:
             fresh_gradients(resident.without)
         if isinstance(attempt, Pass):
@@ -134,6 +135,7 @@ def _attempt(
     scripts: Scripts,
     *,
     metered: bool,
+    price: Price | None,
     last: bool,
 ) -> Pass | Scripts:
     device = resident.device
@@ -141,7 +143,7 @@ def _attempt(
     measuring: Any = kind.meter(device, True) if metered else nullcontext()
     with measuring as peak:
         mark = (lambda name: kind.mark(device, peak, name)) if metered else None
-        tape = Tape(device, resident.identities, mark)
+        tape = Tape(resident.account, resident.identities, mark, price)
         calls = Calls(tape)
         _apply.install(model, None, [_region(path, calls, scripts) for path in paths])
         try:

@@ -16,6 +16,7 @@ from budgetopt import _apply
 from budgetopt._errors import ProfileError
 from budgetopt._fixed import device_of, require_plannable
 from budgetopt._measured import Measuring
+from budgetopt._modelled import modelled
 from budgetopt._optimizer import footprint
 from budgetopt._out_of_memory import is_out_of_memory, let_go
 from budgetopt._problem import keep_all
@@ -32,6 +33,7 @@ def profile(
     step: Callable[[Any, Any], torch.Tensor] | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
     optimizer: Any = "adamw",
+    device: str | None = None,
 ) -> Profile:
     """Measure one training step of `model` on `sample` and leave no trace.
 
@@ -44,6 +46,10 @@ def profile(
             positional arguments, a mapping of named ones). step, loss: see :func:`budgetopt.fit`.
         optimizer: an instance, a name, or None; its state is reserved as fixed bytes, and its step
             is the last operator of the profiled one.
+        device: model the step on this device instead of running it: ``"a100"``, ``"h100"``, ``"h200"``,
+            ``"rtx4090"``, ``"t4"`` or ``"cpu"`` (this machine's). Nothing is computed, and model and sample may be on
+            the meta device. Operators are the CPU's; their times are those of a roofline, which are too short, and
+            the memory they need inside themselves is not known: such a plan is tried before it is trusted.
 
     Returns:
         operators with time (ns) and workspace (bytes), values, handles and events of the step.
@@ -52,7 +58,9 @@ def profile(
         ProfileError: the model or its device can't be measured, nothing is there to differentiate, or no part of
             the sample fits into memory.
     """
-    device = device_of(model)  # before anything is saved: random states can't be read while a CUDA graph is captured
+    if device is not None:
+        return modelled(model, Step(sample, loss, step), optimizer, device)
+    here = device_of(model)  # before anything is saved: random states can't be read while a CUDA graph is captured
     require_plannable(model)
     how = Step(sample, loss, step)
     batch, died = batch_of(sample), ""
@@ -67,7 +75,7 @@ def profile(
                     raise _does_not_fit(died, f"the first {size} examples can't be measured: {error}") from error
                 raise
             died = died or f"{type(error).__name__}: {error}".partition("\n")[0]
-        let_go(device)  # here the error is gone, and with it the tensors that its traceback held
+        let_go(here)  # here the error is gone, and with it the tensors that its traceback held
     raise _does_not_fit(died, f"of the batch of {batch}, no two sizes fit" if batch > 1 else _ONE)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,17 @@ def batch_of(sample: Any) -> int:
     """The batch size: the first dimension that all tensors of the sample share; 0 if they share none."""
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors_in(sample)}
     return sizes.pop() if len(sizes) == 1 else 0
+
+
+def changed(sample: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A sample with every tensor changed that is in mappings, lists and tuples; what else holds tensors stays."""
+    if isinstance(sample, torch.Tensor):
+        return change(sample)
+    if isinstance(sample, Mapping):
+        return {key: changed(item, change) for key, item in sample.items()}
+    if type(sample) in (list, tuple):
+        return type(sample)(changed(item, change) for item in sample)
+    return sample
 
 
 def first(sample: Any, count: int) -> Any:

@@ -173,7 +173,8 @@ class Profile(Saved):
     at a smaller one, from which other batch sizes are predicted, or None and `one_size` says why.
     `optimizer_workspace` is what the optimizer's step needs on top of its state, the gradients and what else is alive
     after the backward pass; `optimizer_kind` tells for which optimizer that was found.
-    `scaled_from`: the two batch sizes that were measured instead, where that of the sample did not fit.
+    `modelled`: the device on which the step was modelled, not run: its times are from a table, and operators' workspace
+    is unknown. `scaled_from`: the two batch sizes that were measured instead, where that of the sample did not fit.
     `replay_ns` is what running one operator again costs beside the operator itself. `peak_bytes` is the
     plain step's peak, resident bytes included, as the referee predicts it.
     """
@@ -200,6 +201,7 @@ class Profile(Saved):
     not_replayable: dict[str, str] = {}
     optimizer_workspace: int = 0
     optimizer_kind: str = ""
+    modelled: str = ""
 
     def __str__(self) -> str:
         from budgetopt._report import profile_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,21 +23,15 @@ _APART = frozenset({"_parameters", "_buffers", "_modules", *INSTALLED})
 def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
     """Whatever happens inside, gradients (the sample's too), buffers, attributes of modules, random states and
     grad mode are afterwards as they were."""
-    attributes = [(module, _copy_attributes(module)) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.detach().clone() if buffer is not None else None)
         for module in model.modules()
         for name, buffer in module._buffers.items()
     ]
     gradients = [(p, p.grad, _on_host(p.grad)) for p in leaves(model, sample)]
-    states = random_states()
-    grad_mode = torch.is_grad_enabled()
 
     def restore() -> None:
-        restore_random(states)
         with torch.no_grad():
-            for module, kept in attributes:
-                _restore_attributes(module, kept)
             for module, name, buffer, data in buffers:
                 if buffer is not None and data is not None and not torch.equal(buffer, data):
                     buffer.copy_(data)
@@ -46,16 +40,40 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
                 if gradient is not None and data is not None:
                     gradient.copy_(data)
                 parameter.grad = gradient
+
+    with restoring(model):
+        try:
+            yield
+        finally:
+            _to_the_end(restore)
+
+
+@contextmanager
+def restoring(model: torch.nn.Module) -> Iterator[None]:
+    """Attributes of modules, random states and grad mode are afterwards as they were."""
+    attributes = [(module, _copy_attributes(module)) for module in model.modules()]
+    states = random_states()
+    grad_mode = torch.is_grad_enabled()
+
+    def restore() -> None:
+        restore_random(states)
+        for module, kept in attributes:
+            _restore_attributes(module, kept)
         torch.set_grad_enabled(grad_mode)
 
     try:
         yield
     finally:
-        try:
-            restore()
-        except BaseException:  # Ctrl-C in the middle of it: to the end all the same
-            restore()
-            raise
+        _to_the_end(restore)
+
+
+def _to_the_end(restore: Callable[[], None]) -> None:
+    """Whatever comes in between, Ctrl-C for one."""
+    try:
+        restore()
+    except BaseException:
+        restore()
+        raise
 
 
 def _on_host(gradient: torch.Tensor | None) -> torch.Tensor | None:

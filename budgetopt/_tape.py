@@ -26,11 +26,16 @@ RNG_BYTES = {"cpu": 5056, "cuda": 16}
 """Bytes of one generator state."""
 
 
+Price = Callable[[Any, Info, Any, Any, Any], int]
+"""Nanoseconds of a call: of the function, what is known of it, its arguments by position and by name, its results."""
+
+
 @_torch.bare
 class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
     """The event log of one step; entered at the root, under the regions' recorders.
 
     Attributes:
+        mark: notes the time and memory of a call, by name; without it a clock does, or `price` says.
         sizes: bytes per storage. drafts: the operators. values, handles, events: as in a profile.
         leaf_gradients: storages of what leaves (parameters, mostly) receive, before and after it is summed.
     """
@@ -42,11 +47,18 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         """As the recorder's: compiled parts stay compiled."""
         return True
 
-    def __init__(self, device: torch.device, resident: set[int], mark: Callable[[str], Any] | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        resident: set[int],
+        mark: Callable[[str], Any] | None = None,
+        price: Price | None = None,
+    ) -> None:
         super().__init__()
         self.device = device
         self.resident = resident
         self.mark = mark
+        self.price = price
         self.sizes: list[int] = []
         self.drafts: list[Draft] = []
         self.values: list[dict[str, Any]] = []
@@ -80,7 +92,10 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         draft.ranks = ranks(args)
         self._note_arguments(draft, info, args, kwargs)
         name = f"@{len(self.drafts)}"
-        if self.mark is None:
+        if self.price is not None:
+            out = info.call(*args, **kwargs)
+            draft.time_ns = self.price(func, info, args, kwargs, out)
+        elif self.mark is None:
             _device.backend(self.device).synchronise(self.device)
             start = time.perf_counter_ns()
             out = info.call(*args, **kwargs)
@@ -166,7 +181,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
 
     def _born(self, storage: torch.UntypedStorage, draft: Draft) -> int:
         index = len(self.sizes)
-        self.sizes.append(_device.rounded(storage.device, storage.nbytes()))
+        self.sizes.append(_device.rounded(self.device, storage.nbytes()))
         entry = Storage()
         entry.reference = weakref.ref(storage, lambda _: self._died(index))
         self._storages.append(entry)
@@ -275,7 +290,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
 
         It is the first that died, for here the engine held it alone as well.
         """
-        size = _device.rounded(storage.device, storage.nbytes())
+        size = _device.rounded(self.device, storage.nbytes())
         gone = [i for i in terms if not self._storages[i].alive and self.sizes[i] == size]
         if not gone:
             return False

@@ -7,17 +7,21 @@ and, where a public way exists, what the slower way would be.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode as _Mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "CPU",
+    "MODELLED",
+    "FakeTensor",
     "TorchDispatchMode",
     "alias",
     "alias_below",
@@ -29,7 +33,9 @@ __all__ = [
     "hooks_enabled",
     "is_compiled",
     "is_zero",
+    "look_modelled",
     "mark",
+    "modelling",
     "neg_view",
     "outer_hooks",
     "pop_hooks",
@@ -38,6 +44,7 @@ __all__ = [
     "replay_environment",
     "storage_uses",
     "unseen",
+    "without_bytes",
 ]
 
 _C: Any = torch._C
@@ -87,11 +94,67 @@ functorch_active: Callable[[], bool] = _C._are_functorch_transforms_active
 hooks_enabled: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
 
 
+class Modelled(threading.local):
+    """The mode under which this thread models a step; None while tensors have bytes."""
+
+    mode: Any = None
+
+
+MODELLED = Modelled()
+
+
+@contextmanager
+def modelling() -> Iterator[None]:
+    """What :func:`without_bytes` makes inside belongs to one of torch's FakeTensorModes."""
+    before, MODELLED.mode = MODELLED.mode, FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        yield
+    finally:
+        MODELLED.mode = before
+
+
+def without_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the CPU that looks like `tensor`, which may be on the meta device, and takes no memory."""
+    mode = MODELLED.mode
+    if tensor.device.type != "meta":
+        made: torch.Tensor = mode.from_tensor(tensor)
+        return made
+    made = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def look_modelled(storage: torch.UntypedStorage, dtype: torch.dtype, geometry: tuple[Any, Any, Any]) -> torch.Tensor:
+    """A tensor without bytes of (shape, stride, offset) over a storage without bytes."""
+    shape, stride, offset = geometry
+    with _disable_current_modes():
+        seen = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, shape, stride)
+    made: torch.Tensor = FakeTensor(MODELLED.mode, seen, torch.device("cpu"))
+    return made
+
+
+def _alias_modelled(tensor: torch.Tensor) -> torch.Tensor:
+    with _disable_current_modes(), _C._AutoDispatchBelowAutograd():
+        made: torch.Tensor = torch.ops.aten.detach.default(tensor)
+    _C._autograd._unsafe_set_version_counter((made,), (tensor._version,))
+    return made
+
+
+class _Uncounted:
+    """In the place of a version counter: one of a tensor without bytes can't be had without the tensor."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """A detached alias of `tensor` that shares its storage and version counter; no mode sees it made.
 
     For use outside ``__torch_dispatch__``; inside it, :func:`alias_below`.
     """
+    if type(tensor) is FakeTensor:
+        return _alias_modelled(tensor)
     python = _is_excluded(_PYTHON)
     _exclude(_PYTHON, True)
     try:
@@ -114,8 +177,10 @@ def alias_below(tensor: torch.Tensor) -> torch.Tensor:
         _exclude(_IN_PLACE, in_place)
 
 
-def counter(tensor: torch.Tensor) -> torch.Tensor:
+def counter(tensor: torch.Tensor) -> Any:
     """The version counter of `tensor` without its bytes: an alias whose data was let go."""
+    if type(tensor) is FakeTensor:
+        return _Uncounted(tensor._version)
     in_place = _is_excluded(_IN_PLACE)
     _exclude(_IN_PLACE, False)
     try:
