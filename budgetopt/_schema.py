@@ -6,13 +6,13 @@ All sizes are bytes and all times nanoseconds, as exact integers.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from budgetopt._errors import BudgetOptError, PlanMismatchError
+from budgetopt.solvers import writing
 from budgetopt.solvers.problem import OUTSIDE
 
 Form = TypeVar("Form", bound="Saved")
@@ -33,7 +33,7 @@ class Saved(Strict):
         Raises:
             BudgetOptError: the folder can't be written to.
         """
-        write_atomically(Path(path), self.model_dump_json(indent=2) + "\n")
+        write_atomically(Path(path), (self.model_dump_json(indent=2) + "\n").encode())
 
     @classmethod
     def load(cls: type[Form], path: str | os.PathLike[str]) -> Form:
@@ -61,17 +61,10 @@ class Saved(Strict):
             ) from error
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write beside `path` and rename, so that a crash leaves the old file or the new one."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        writing.write_whole(path, data)
     except OSError as error:
         raise BudgetOptError(
             f"can't write {str(path)!r}: {error.strerror}. Choose a folder that exists and can be written to."

@@ -1,7 +1,8 @@
 """Which values to keep, recompute or store in fp16: the problem, the referee and the solvers. No torch."""
 
 from .caching import Reserved, reserved
-from .errors import InfeasibleError, SolverError
+from .errors import InfeasibleError, ProblemFileError, SolverError
+from .files import load_problem, save_problem
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
 from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Segment, Solution, Value
 from .solve import SOLVERS, frontier, smallest, solve
@@ -16,6 +17,7 @@ __all__ = [
     "Kind",
     "Operator",
     "Problem",
+    "ProblemFileError",
     "Region",
     "Reserved",
     "Segment",
@@ -27,9 +29,11 @@ __all__ = [
     "decisions",
     "fixed_keeps",
     "frontier",
+    "load_problem",
     "minimum",
     "normalise",
     "reserved",
+    "save_problem",
     "simulate",
     "smallest",
     "solve",

@@ -7,6 +7,10 @@ class SolverError(Exception):
     """A solver cannot answer: an unknown name, a problem too large for it, no engine left."""
 
 
+class ProblemFileError(SolverError):
+    """A problem can't be read from a file, or written to one; the message names the file, the place and the way out."""
+
+
 class InfeasibleError(SolverError):
     """No choice was found whose peak is within the budget.
 
