@@ -125,7 +125,7 @@ def _lives(problem: Problem) -> Iterator[str]:
         if kind != Kind.UNPACK and what in seen[kind]:
             yield f"events[{at}]: a second {kind.name} of {index}"
         if kind in _NEEDS and index not in seen[_NEEDS[kind]]:
-            yield f"events[{at}]: {kind.name} of {index} without a {_NEEDS[kind].name} before it"
+            yield f"events[{at}]: {kind.name} of {index} before its {_NEEDS[kind].name}"
         if kind == Kind.UNPACK and index in seen[Kind.HANDLE_DIE]:
             yield f"events[{at}]: UNPACK of handle {index}, which has died"
         if kind == Kind.RUN and not seen[Kind.DIE].isdisjoint(problem.operators[index].births):
