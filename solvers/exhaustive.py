@@ -18,9 +18,8 @@ def exhaustive(problem: Problem, backend: str = "auto", time_limit: float = 10.0
     Raises:
         SolverError: too many choices to try. InfeasibleError: none fits; its minimum is exact here.
     """
-    choices = count(problem)
-    if choices > MOST_CHOICES:
-        raise SolverError(f"{choices} choices are too many to try; the exhaustive solver stops at {MOST_CHOICES}")
+    if count(problem) > MOST_CHOICES:  # of a large step, too many for Python to print
+        raise SolverError(f"there are too many choices to try: the exhaustive solver stops at {MOST_CHOICES}")
     found = (simulate(problem, choice) for choice in every(problem))
     best = min(found, key=lambda one: _rank(one, problem.budget))
     return answer(problem, best, "exhaustive", "optimal", best.cost_ns)
