@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import median_low
+from typing import TYPE_CHECKING
 
 from budgetopt._arguments import CHOICES as CHOICES
-from budgetopt._arguments import choices, layers
-from budgetopt._schema import Profile, RegionRecord
+from budgetopt._arguments import choices, headroom_bytes, layers
+from budgetopt._units import parse_bytes
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import (
     OUTSIDE,
@@ -20,8 +21,30 @@ from budgetopt.solvers.problem import (
     Value,
 )
 
+if TYPE_CHECKING:  # a profile makes its own problems
+    from budgetopt._schema import Profile, RegionRecord
+
 UNSEEN = 4096
 """Bytes kept free for what no event shows: numbers that become tensors inside operators."""
+
+
+def problem_within(
+    profile: Profile,
+    budget: int | str,
+    *,
+    allow: Iterable[str] = CHOICES,
+    exclude: Iterable[str] = (),
+    headroom: int | str = 0,
+    between: bool = True,
+) -> Problem:
+    """The problem that :func:`budgetopt.solve` hands to the solvers for a budget as users give it.
+
+    Raises:
+        InvalidBudgetError: the budget or the headroom can't be read. BudgetOptError: as :func:`to_problem`.
+    """
+    limit = parse_bytes(budget, total=None, free=None)
+    usable = limit - headroom_bytes(headroom, limit) - UNSEEN
+    return to_problem(profile, usable, allow=allow, exclude=exclude, between=between)
 
 
 def to_problem(

@@ -6,14 +6,16 @@ All sizes are bytes and all times nanoseconds, as exact integers.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from budgetopt._arguments import CHOICES
 from budgetopt._errors import BudgetOptError, PlanMismatchError
 from budgetopt.solvers import writing
-from budgetopt.solvers.problem import OUTSIDE
+from budgetopt.solvers.problem import OUTSIDE, Problem
 
 Form = TypeVar("Form", bound="Saved")
 
@@ -195,6 +197,32 @@ class Profile(Saved):
     optimizer_workspace: int = 0
     optimizer_kind: str = ""
     modelled: str = ""
+
+    def problem(
+        self,
+        budget: int | str,
+        *,
+        allow: Iterable[str] = CHOICES,
+        exclude: Iterable[str] = (),
+        headroom: int | str = 0,
+        between: bool = True,
+    ) -> Problem:
+        """What the solvers are asked where this step has to fit a budget: integers, and no names.
+
+        Solving it gives the choices and figures of :func:`budgetopt.solve`; ``budgetopt.solvers.save_problem``
+        writes it to a file.
+
+        Args:
+            budget: bytes, or text such as ``"8GB"``. The others: see :func:`budgetopt.solve`. What the headroom
+                takes is off the problem's own budget.
+
+        Raises:
+            InvalidBudgetError: the budget or the headroom can't be read.
+            BudgetOptError: an unknown choice or layer.
+        """
+        from budgetopt._problem import problem_within
+
+        return problem_within(self, budget, allow=allow, exclude=exclude, headroom=headroom, between=between)
 
     def __str__(self) -> str:
         from budgetopt._report import profile_table
