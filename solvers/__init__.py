@@ -1,6 +1,7 @@
 """Which values to keep, recompute or store in fp16: the problem, the referee and the solvers. No torch."""
 
 from .caching import Reserved, reserved
+from .compare import Row, compare
 from .errors import InfeasibleError, ProblemFileError, SolverError
 from .files import load_problem, save_problem
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
@@ -20,12 +21,14 @@ __all__ = [
     "ProblemFileError",
     "Region",
     "Reserved",
+    "Row",
     "Segment",
     "Simulation",
     "Solution",
     "SolverError",
     "Value",
     "Window",
+    "compare",
     "decisions",
     "fixed_keeps",
     "frontier",

@@ -30,6 +30,9 @@ TORCH_FREE = (
     "_report",
     "_floor",
     "_reserved",
+    "_given",
+    "_comparison",
+    "_plot",
     "_cli",
     "__main__",
 )
@@ -43,6 +46,8 @@ SOLVER_USERS = {
     "budgetopt._solve",
     "budgetopt._fit",
     "budgetopt._frontier",
+    "budgetopt._given",
+    "budgetopt._comparison",
 }
 # Kinds of event, size of the codec's buffer, how a file is written.
 SHARED_WORDS = {"budgetopt.solvers.problem", "budgetopt.solvers.memory", "budgetopt.solvers.writing"}
