@@ -73,6 +73,10 @@ def profile_table(profile: Profile) -> str:
         foot.append(f"the optimizer's step needs {show_bytes(profile.optimizer_workspace)} on top of its state")
     if profile.not_replayable:
         foot.append(f"not replayable, so kept: {len(profile.not_replayable)} operators")
+    if profile.modelled:
+        foot.append(
+            f"modelled on {profile.modelled}, not run: times are a roofline's, operators' own memory is not known"
+        )
     if profile.scaled_from:
         foot.append(scaled_note(profile))
     if profile.loss_guessed:
