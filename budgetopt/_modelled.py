@@ -2,7 +2,8 @@
 
 The step runs on torch's tensors without bytes (FakeTensorMode), through the same regions, recorders and tape as a
 measured one: storages, handles and events are those of the CPU's operators. What such a run can't tell is the memory
-that operators need inside themselves, and times: those come from a roofline (:mod:`budgetopt._roofline`).
+that operators need inside themselves, and times: those come from a roofline (:mod:`budgetopt._roofline`). What
+recording and replaying cost the host is measured here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from budgetopt._measured import Measuring, Passes
 from budgetopt._optimizer import footprint
 from budgetopt._passes import Pass, Scripts
 from budgetopt._problem import keep_all
+from budgetopt._regions import Survey
 from budgetopt._roofline import NAMES, Device, device
 from budgetopt._sample import batch_of, changed
 from budgetopt._schema import Environment, Profile
@@ -66,6 +68,20 @@ class _Modelling(Measuring):
 
     def _pass(self, sample: Any, scripts: Scripts | None = None, *, metered: bool = False) -> Pass:
         return super()._pass(sample, scripts, metered=False)  # no allocator is asked for anything
+
+    def _assembled(self, found: Survey, passes: Passes) -> Profile:
+        done = super()._assembled(found, passes)
+        return done if self.device.kind == "cpu" else self._beside(done)
+
+    def _beside(self, done: Profile) -> Profile:
+        """Our own work is the host's, and takes time only where that is longer than what the device does meanwhile."""
+        regions, left, count = [], 0, 0
+        for region in done.regions:
+            own = [done.operators[i].time_ns - self.device.launch_ns for i in region.operators]
+            regions.append(region.model_copy(update={"record_ns": max(0, region.record_ns - sum(own))}))
+            left, count = left + sum(own), count + len(own)
+        replay_ns = max(0, done.replay_ns - left // max(1, count))
+        return done.model_copy(update={"regions": tuple(regions), "replay_ns": replay_ns})
 
     def _environment(self) -> Environment:
         return super()._environment().model_copy(update={"device": f"{self.device.name}, modelled"})

@@ -140,7 +140,7 @@ RECORDINGS = {
     "unet": Recording(_unet, "a100", "sgd+momentum"),
     "mobilenet_v2": Recording(_mobilenet, "a100", "sgd+momentum"),
     "vit_l": Recording(_vit_large, "h200"),
-    "residual_1000": Recording(deep_residual, "h200", how={"loss": squared_loss}),
+    "residual_1000": Recording(lambda: deep_residual(1000, 1024, 32, 256), "h200", how={"loss": squared_loss}),
 }
 
 
