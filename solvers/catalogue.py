@@ -14,7 +14,6 @@ from .parts import NO_LIMIT, Part, parts
 from .patterns import Pattern, Prices, Workshop, first_patterns
 from .problem import Choice, Problem
 from .stages import fixed_bytes, inputs
-from .stepwise import last
 from .timeline import timeline
 
 Corrections = dict[Node, tuple[int, int]]
@@ -102,7 +101,7 @@ class Catalogue:
         self.until(deadline)
         for _ in range(_ROUNDS):
             picks = self.recursion(limit=0)
-            need = picks.recursion.steps[0][0]
+            need = picks.recursion.least
             worth = self.worth(need, picks.within(0), backend, deadline, lowest=True)
             if worth is None or monotonic() > deadline:
                 break
@@ -165,12 +164,12 @@ class Picks(NamedTuple):
 
     def cost(self, budget: int) -> int:
         """Nanoseconds of the cheapest patterns within a budget; :data:`NO_LIMIT` if nothing fits."""
-        at = last(self.recursion.steps, budget)
-        return NO_LIMIT if at < 0 else self.recursion.steps[at][1]
+        at = self.recursion.steps.last(budget)
+        return NO_LIMIT if at < 0 else int(self.recursion.steps.cost[at])
 
     def within(self, budget: int) -> dict[Node, Pattern]:
         """The cheapest patterns within a budget, or those with the smallest need if nothing fits."""
-        numbers = self.recursion.picks(max(budget, self.recursion.steps[0][0]))
+        numbers = self.recursion.picks(max(budget, self.recursion.least))
         return {node: self.known[node][number] for node, number in numbers.items()}
 
 

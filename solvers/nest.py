@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .parts import NO_LIMIT, Part
-from .stepwise import falling, last, thin, together
+from .ways import Ways, best, both, nothing, then
 
 _STEPS = 4000  # of one step function; exact bytes, the cheapest of each stretch
 _WORK = 4_000_000  # options times steps, over all regions: fewer steps for very many regions
@@ -56,11 +56,6 @@ class Option(NamedTuple):
     cost_ns: int
     held: int
     need: int
-
-
-Step = tuple[int, int, int, int]
-"""(need, cost_ns, pick, rest): from ``need`` bytes on, ``cost_ns`` is possible, with the option ``pick`` and the step
-``rest`` of what is inside. A plain tuple: millions of them are made."""
 
 
 def nest(found: Sequence[Part]) -> Node | None:
@@ -128,66 +123,56 @@ class Recursion:
     """The step functions of all nodes, for every budget up to a limit.
 
     Args:
-        options: of each node; the root has none. limit: bytes; no step that needs more is worked out, unless
+        options: of each node; the root has none. limit: bytes; no way that needs more is worked out, unless
             none needs less.
     """
 
     def __init__(self, root: Node, options: Mapping[Node, Sequence[Option]], limit: int = NO_LIMIT) -> None:
         self._root, self._options, self._limit = root, options, limit
-        self._nodes = outside_in(root)
         total = sum(len(some) for some in options.values())
         self._most = max(100, min(_STEPS, _WORK // (total + 1)))
-        self._steps: dict[Node, list[Step]] = {}
-        self._sums: dict[Node, list[list[Step]]] = {}
-        for node in reversed(self._nodes):
-            inside = self._inside(node)
-            self._steps[node] = self._of(node, inside) if node.part is not None else _with_gap(inside, node.gap)
+        self._steps: dict[Node, Ways] = {}
+        self._sums: dict[Node, list[Ways]] = {}
+        for node in reversed(outside_in(root)):
+            inside = self._inside(node).at_least(node.gap)
+            self._steps[node] = inside if node.part is None else self._of(node, inside)
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> Ways:
         """Smallest budget first: what each budget costs."""
         return self._steps[self._root]
 
+    @property
+    def least(self) -> int:
+        """The smallest budget that anything fits."""
+        return int(self.steps.need[0])
+
     def picks(self, budget: int) -> dict[Node, int]:
-        """The number of the option for each node, within a budget of at least the first step's need."""
-        at = last(self.steps, budget)
+        """The number of the option for each node, within a budget of at least the first way's need."""
+        at = self.steps.last(budget)
         if at < 0:
-            raise ValueError(f"nothing fits {budget} bytes, the smallest need is {self.steps[0][0]}")
+            raise ValueError(f"nothing fits {budget} bytes, the smallest need is {self.least}")
         picks: dict[Node, int] = {}
         waiting = [(self._root, at)]
         while waiting:
             node, at = waiting.pop()
-            _, _, pick, at = self._steps[node][at]
             if node.part is not None:
-                picks[node] = pick
+                ways = self._steps[node]
+                picks[node], at = int(ways.how[at]), int(ways.inner[at])
             for child, sums in zip(reversed(node.inside), reversed(self._sums[node]), strict=True):
-                _, _, pick, at = sums[at]
-                waiting.append((child, pick))
+                waiting.append((child, int(sums.inner[at])))
+                at = int(sums.rest[at])
         return picks
 
-    def _inside(self, node: Node) -> list[Step]:
-        """The sum over what is directly inside; ``pick`` is the child's step, ``rest`` that of the sum before it."""
-        total: list[Step] = [(0, 0, 0, 0)]
+    def _inside(self, node: Node) -> Ways:
+        """The sum over what is directly inside: ``inner`` is the child's way, ``rest`` that of the sum before it."""
+        total = nothing()
         self._sums[node] = []
         for child in node.inside:
-            total = thin(together(self._steps[child], total), self._most)
+            total = best([both(self._steps[child], total, 0, 0, 0)], NO_LIMIT, self._most)
             self._sums[node].append(total)
         return total
 
-    def _of(self, node: Node, inside: list[Step]) -> list[Step]:
-        found: list[Step] = []
-        inner = _with_gap(inside, node.gap)
-        for pick, (cost, held, own) in enumerate(self._options[node]):
-            first = max(0, last(inner, own - held))
-            need, more, _, at = inner[first]
-            found.append((max(own, held + need), cost + more, pick, at))
-            stop = last(inner, self._limit - held) + 1
-            found += [(held + need, cost + more, pick, at) for need, more, _, at in inner[first + 1 : stop]]
-        found.sort()
-        del found[max(1, last(found, self._limit) + 1) :]
-        return thin(found, self._most)
-
-
-def _with_gap(inside: list[Step], gap: int) -> list[Step]:
-    """Steps of what is inside, when the gap between needs its bytes too; ``rest`` is the number of the step."""
-    return falling([(max(gap, need), cost, 0, at) for at, (need, cost, _, _) in enumerate(inside)])
+    def _of(self, node: Node, inside: Ways) -> Ways:
+        found = [then(own, held, cost, pick, inside) for pick, (cost, held, own) in enumerate(self._options[node])]
+        return best(found, self._limit, self._most)

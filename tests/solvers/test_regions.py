@@ -131,9 +131,9 @@ def test_the_recursion_finds_the_cheapest_of_all_combinations() -> None:
                 picked = {node: options[node][number] for node, number in numbers.items()}
                 assert sum(option.cost_ns for option in picked.values()) == best
                 assert _need(root, 0, picked) <= budget
-        assert recursion.steps[0][0] == min(need for need, _ in scores)
+        assert recursion.least == min(need for need, _ in scores)
         with pytest.raises(ValueError, match="nothing fits"):
-            recursion.picks(recursion.steps[0][0] - 1)
+            recursion.picks(recursion.least - 1)
 
 
 @pytest.mark.parametrize("backend", ["cbc", "highs"])
