@@ -30,6 +30,17 @@ def answer(problem: Problem, found: Simulation, solver: str, status: str = "heur
     )
 
 
+def claimed(problem: Problem, found: Simulation, solver: str, bound_ns: int = 0) -> Solution:
+    """As :func:`answer`, of a method that claims only what it can express: no other choice takes its place.
+
+    Raises:
+        InfeasibleError: the choice is over the budget.
+    """
+    if found.peak > problem.budget:
+        raise InfeasibleError(found.peak, tuple(map(int, found.choices)), problem.budget, found.segments)
+    return answer(problem, found, solver, bound_ns=bound_ns)
+
+
 Outcome = Solution | InfeasibleError
 """What a solver has to say of one budget."""
 

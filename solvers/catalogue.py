@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from math import ceil, isfinite
 from time import monotonic
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from .master import Master, Worth
 from .nest import Node, Option, Recursion, measure, nest, outside_in
 from .parts import NO_LIMIT, Part, parts
-from .patterns import Pattern, Prices, Workshop, first_patterns
+from .patterns import Pattern, Prices, Workshop, ends, first_patterns
 from .problem import Choice, Problem
 from .stages import fixed_bytes, inputs
 from .timeline import timeline
@@ -35,11 +36,15 @@ class Catalogue:
         self.root, self.workshops = root, workshops
         self._values = len(problem.values)
         self._bounds: list[tuple[float, float]] = []  # nanoseconds at no budget, and per byte of it
+        self._elsewhere: dict[int, int] = {}  # nanoseconds at one budget
         self._engines: dict[str, None] = {}  # that answered for the whole step
 
     @classmethod
-    def of(cls, problem: Problem, backend: str, deadline: float) -> Catalogue | None:
-        """Make the first patterns of every kind; None if the lives of the regions do not nest."""
+    def of(cls, problem: Problem, backend: str, deadline: float, whole: bool = False) -> Catalogue | None:
+        """Make the first patterns of every kind; None if the lives of the regions do not nest.
+
+        ``whole``: of each kind only two, which keep everything and nothing.
+        """
         found = parts(problem)
         root = None if found is None else nest(found)
         if found is None or root is None:
@@ -52,7 +57,8 @@ class Catalogue:
                 alone = node.part.alone
                 if alone not in kinds:
                     same = alone.operators, alone.storages
-                    kinds[alone] = first_patterns(node.part, backend, deadline, alike.get(same))
+                    make = ends if whole else partial(first_patterns, like=alike.get(same))
+                    kinds[alone] = make(node.part, backend, deadline)
                     alike.setdefault(same, kinds[alone])
                 workshops[node] = kinds[alone]
         bare = [workshop.bare for workshop in workshops.values()]
@@ -94,7 +100,11 @@ class Catalogue:
 
     def bound_ns(self, budget: int) -> int:
         """The largest proven lower bound of the cost of every choice within the budget."""
-        return max([0, *(ceil(total - budget * price) for total, price in self._bounds)])
+        return max([self._elsewhere.get(budget, 0), *(ceil(total - budget * price) for total, price in self._bounds)])
+
+    def proven(self, budget: int, bound_ns: int) -> None:
+        """Somebody else proved a bound for one budget."""
+        self._elsewhere[budget] = max(bound_ns, self._elsewhere.get(budget, 0))
 
     def lowest(self, backend: str, deadline: float) -> dict[Node, Pattern]:
         """Patterns with the smallest need, new ones made while their prices say that they would lower it."""

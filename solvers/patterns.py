@@ -221,6 +221,14 @@ class Workshop:
         return tuple(Choice) if halves else (Choice.KEEP, Choice.RECOMPUTE)
 
 
+def ends(part: Part, backend: str, deadline: float) -> Workshop:
+    """A workshop with two patterns: keep everything, and nothing."""
+    workshop = Workshop(part, backend, deadline)
+    for choice in (Choice.KEEP, Choice.RECOMPUTE):
+        workshop.add([choice] * len(part.alone.values))
+    return workshop
+
+
 _FIRST: dict[tuple[Problem, Problem | None, str], tuple[list[Pattern], dict[str, None]]] = {}
 _MOST_FIRST = 256
 

@@ -31,9 +31,11 @@ class Program:
     """One program, in PuLP. Names are x0, x1, ... because engines choke on others.
 
     ``tied``: regions of one kind choose alike. That is a smaller program whose bound means nothing.
+    ``relaxed``: values may be stored in part.
     """
 
-    def __init__(self, problem: Problem, rows: Stages, tied: bool = False) -> None:
+    def __init__(self, problem: Problem, rows: Stages, tied: bool = False, relaxed: bool = False) -> None:
+        self._whole = not relaxed
         self.problem, self.line, self.stages = problem, timeline(problem), rows
         self.values, self.operators = useful(problem)
         self.pulp = pulp.LpProblem("budgetopt", pulp.LpMinimize)
@@ -47,12 +49,13 @@ class Program:
             self.bound(row, {})
         self.times: dict[pulp.LpVariable, float] = dict(self._times())
 
-    def choices(self, outcome: Outcome) -> list[Choice]:
-        """The choice per value that an engine's answer means."""
+    def choices(self, outcome: Outcome, least: float = 0.5) -> list[Choice]:
+        """The choice per value that an engine's answer means: where shares are over the least one, the larger."""
         chosen = [Choice.RECOMPUTE] * len(self.problem.values)
+        shares = [least] * len(chosen)
         for (kind, index), variable in self.at.items():
-            if kind in _CHOICES and outcome.values[variable.name] > 0.5:
-                chosen[index] = _CHOICES[kind]
+            if kind in _CHOICES and outcome.values[variable.name] > shares[index]:
+                chosen[index], shares[index] = _CHOICES[kind], outcome.values[variable.name]
         return chosen
 
     def close(self) -> pulp.LpProblem:
@@ -120,7 +123,7 @@ class Program:
         for v in self.values:
             for kind in ("keep", "half") if saved[v] and values[v].half_bytes else ("keep",):
                 like = kind, alike.get(v, v)
-                self.at[kind, v] = self.at[like] if like in self.at else self.new(whole=True)
+                self.at[kind, v] = self.at[like] if like in self.at else self.new(whole=self._whole)
         self.at |= {("again", i): self.new() for i in self.operators}
         self.at |= {("input", s): self.new() for s in self.stages.inputs}
         self._recorded = {values[v].region: self.new() for v in self.values if saved[v]}

@@ -7,6 +7,7 @@ from time import monotonic
 
 from .catalogue import Catalogue, Corrections
 from .greedy import polish
+from .lp_rounding import Relaxed, relaxed
 from .memory import Simulation, minimum, simulate
 from .nest import Node, outside_in
 from .patterns import Pattern
@@ -14,6 +15,7 @@ from .problem import Problem
 
 _CONVERGED = 0.2  # of the gap asked for, between the cost of the best mixture and its bound
 _FILLS = 3  # rounds of looking beside the patterns that were picked
+_RELAXED = 0.5  # of the time that is left, for the whole step as one program
 _ROUNDS = 12  # of prices and new patterns at most
 _CORRECTIONS = 2  # rounds with the referee at most
 
@@ -25,6 +27,7 @@ class Search:
         self._problem, self._catalogue, self._backend = problem, catalogue, backend
         self._deadline, self._gap = deadline, gap
         self._picked: dict[Node, Pattern] = {}
+        self._rounded: Simulation | None = None
 
     def solve(self, patience: float) -> Simulation:
         """Recursion, prices, new patterns, until the bound is met or nothing helps; then the referee's rounds.
@@ -43,12 +46,12 @@ class Search:
             best = min(best, self._pick(), key=self._rank)
         if best.peak > self._problem.budget:
             return best
-        refinements = (self._estimate, self._price, self._neighbours)
-        for refine, rounds in zip(refinements, (_ROUNDS, _ROUNDS, _FILLS), strict=True):
+        refinements = (self._estimate, self._relax, self._price, self._neighbours)
+        for refine, rounds in zip(refinements, (_ROUNDS, 1, _ROUNDS, _FILLS), strict=True):
             for _ in range(rounds):
                 if self._good(best) or monotonic() > self._deadline or not refine(best):
                     break
-                best = min(best, self._pick(), key=self._rank)
+                best = min(best, self._pick(), self._rounded or best, key=self._rank)
         return best if self._good(best) else polish(self._problem, best, self._deadline)
 
     def _rank(self, found: Simulation) -> tuple[int, int]:
@@ -107,6 +110,19 @@ class Search:
     def _estimate(self, best: Simulation) -> bool:
         """As :meth:`_price`, faster, with less of a bound."""
         return self._price(best, exact=False)
+
+    def _relax(self, best: Simulation) -> bool:
+        """A bound by the whole step as one program of shares, and the patterns that rounding those means."""
+        found = Relaxed()
+        until = monotonic() + _RELAXED * max(0.0, self._deadline - monotonic())
+        for seen in relaxed(self._problem, self._backend, until, found):
+            if self._rounded is None or self._rank(seen) < self._rank(self._rounded):
+                self._rounded = seen
+        self._catalogue.proven(self._problem.budget, found.bound_ns)
+        if self._rounded is not None:
+            self._rounded = polish(self._problem, self._rounded, until)
+            self._catalogue.learn(self._rounded.choices)
+        return self._rounded is not None
 
     def _price(self, best: Simulation, exact: bool = True) -> bool:
         """Prove a bound with the prices of bytes, and make the patterns that they ask for; whether there are any."""

@@ -12,9 +12,14 @@ from .errors import SolverError
 from .exhaustive import exhaustive
 from .greedy import greedy
 from .ilp import ilp
+from .knapsack import knapsack
+from .layer import layer
+from .lp_rounding import lp_rounding
 from .memory import Simulation
 from .problem import Problem, Solution
 from .regions import Prepared, regions, segments
+from .sqrt import sqrt
+from .whole import chain
 
 Solver = Callable[[Problem, str, float, float], Solution]
 
@@ -23,8 +28,13 @@ SOLVERS: dict[str, Solver] = {
     "regions": regions,
     "segments": segments,
     "ilp": ilp,
-    "greedy": greedy,
     "exhaustive": exhaustive,
+    "lp_rounding": lp_rounding,
+    "greedy": greedy,
+    "chain": chain,
+    "sqrt": sqrt,
+    "knapsack": knapsack,
+    "layer": layer,
 }
 """Solvers by name; each takes the problem, the backend's name, seconds and the relative gap."""
 

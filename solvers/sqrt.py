@@ -1,0 +1,37 @@
+"""Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost" (2016)."""
+
+from __future__ import annotations
+
+from math import sqrt as root
+from time import monotonic
+
+from .answer import claimed
+from .memory import Simulation, simulate
+from .problem import Choice, Problem, Segment, Solution
+
+
+def sqrt(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
+    """Equal segments of regions: the forward keeps what they hand to each other, and each is run again as one.
+
+    All lengths that make another number of segments are tried, those nearest to the square root first, and the cheapest
+    that fits is taken. The last segment keeps what it makes, for its backward pass comes next. Nothing is proven;
+    ``backend`` and ``gap`` are unused.
+
+    Raises:
+        InfeasibleError: no length fits; its minimum is of choices of this kind.
+    """
+    deadline, count = monotonic() + time_limit, len(problem.regions)
+    lengths = {-(-count // number) for number in range(1, count + 1)}
+    best = _cut(problem, max(1, count))
+    for length in sorted(lengths, key=lambda one: (abs(one - root(count)), one)):
+        if monotonic() > deadline:
+            break
+        best = min(best, _cut(problem, length), key=lambda one: one.rank(problem.budget))
+    return claimed(problem, best, "sqrt")
+
+
+def _cut(problem: Problem, length: int) -> Simulation:
+    """Segments of so many regions, but for the last one."""
+    starts = range(0, len(problem.regions) - length, length)
+    rows = [Segment(start, start + length - 1) for start in starts]
+    return simulate(problem, [Choice.KEEP] * len(problem.values), rows)
