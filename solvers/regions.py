@@ -5,7 +5,8 @@ Regions that look the same share everything: a sweep of small programs gives eac
 and while the duals of the program over patterns (:mod:`budgetopt.solvers.master`) say that another pattern
 would help, it is made and the recursion runs again (:mod:`budgetopt.solvers.search`). Where regions follow each
 other, rows of them may be run again as one (:mod:`budgetopt.solvers.chain`). The referee has the last word on the
-whole step. Where lives of regions do not nest, the step is one program (:mod:`budgetopt.solvers.ilp`).
+whole step. Where lives of regions do not nest, or patterns prove too little, the step is one program
+(:mod:`budgetopt.solvers.ilp`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from .problem import Choice, Problem, Solution
 from .search import Search
 
 _SEARCHING = 0.5  # of the time limit, at least, is left for the search when the first patterns are made
+_AT_ONCE = 3000  # events at most, of a step that may be one program where patterns prove too little
+_PATIENCE = 0.8  # seconds beyond the time limit to look for anything that fits
+_SEARCHED = 0.6  # of the time limit, for patterns of such a step
 _PRICED = 6  # budgets of a frontier for which bytes are priced
 _TRIED = 100_000  # events replayed in search of a small peak, before patterns are asked
 
@@ -57,19 +61,37 @@ def regions(problem: Problem, backend: str = "auto", time_limit: float = 10.0, g
 
 def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: bool) -> Solution:
     order(backend)  # an unknown name is an error even where no program is needed
-    deadline = monotonic() + time_limit
+    start = monotonic()
+    deadline = start + time_limit
     kept = simulate(problem, [Choice.KEEP] * len(problem.values))
     if kept.peak <= problem.budget and kept.cost_ns == 0:
         return answer(problem, kept, "regions", "optimal")
     catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
     if catalogue is None:
         return ilp(problem, backend, time_limit, gap)
-    found = Search(problem, catalogue, backend, deadline, gap).solve(time_limit)
+    small = len(problem.events) <= _AT_ONCE
+    until = start + _SEARCHED * time_limit if small else deadline
+    found = Search(problem, catalogue, backend, deadline, gap).solve(min(_PATIENCE, time_limit), until)
     if not catalogue.engines:  # it says why, and has an answer without one
         return ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
+    if (
+        small
+        and found.peak <= problem.budget
+        and found.cost_ns - catalogue.bound_ns(problem.budget) > gap * found.cost_ns
+    ):
+        found = _at_once(problem, found, catalogue, backend, deadline, gap)
     if rows:
         found = Chain(problem, catalogue, problem.budget).better(found, problem.budget)
     return _judged(problem, found, catalogue, gap)
+
+
+def _at_once(
+    problem: Problem, found: Simulation, catalogue: Catalogue, backend: str, deadline: float, gap: float
+) -> Simulation:
+    """What the whole step as one program finds in the time that is left; its bound holds here as well."""
+    whole = ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
+    catalogue.proven(problem.budget, whole.bound_ns)
+    return simulate(problem, whole.choices) if whole.cost_ns < found.cost_ns else found
 
 
 def points(
@@ -159,6 +181,8 @@ class Prepared:
 
 def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, gap: float) -> Solution:
     """A solution; what is proven holds for choices without segments, so of one with them nothing is."""
+    if found.peak > problem.budget:
+        raise InfeasibleError(found.peak, tuple(map(int, found.choices)), problem.budget, found.segments)
     if found.segments:
         return answer(problem, found, f"segments, {catalogue.engines}", "feasible")
     bound_ns = catalogue.bound_ns(problem.budget)

@@ -29,23 +29,27 @@ class Search:
         self._picked: dict[Node, Pattern] = {}
         self._rounded: Simulation | None = None
 
-    def solve(self, patience: float) -> Simulation:
+    def solve(self, patience: float, until: float) -> Simulation:
         """Recursion, prices, new patterns, until the bound is met or nothing helps; then the referee's rounds.
 
         Args:
             patience: seconds beyond the deadline to look for a choice that fits, where none is known.
+            until: ``time.monotonic()`` after which a choice that fits is made no better.
         """
         self._catalogue.until(self._deadline)
         best = self._pick()
         if best.peak > self._problem.budget:
-            self._catalogue.learn(minimum(self._problem, deadline=self._deadline)[1])
-            best = min(best, self._pick(), key=self._rank)
+            low = minimum(self._problem, deadline=self._deadline)[1]
+            self._catalogue.learn(low)
+            best = min(best, simulate(self._problem, low), self._pick(), key=self._rank)
         if best.peak > self._problem.budget:
             self._catalogue.lowest(self._backend, self._deadline + patience)
             self._catalogue.until(self._deadline)
             best = min(best, self._pick(), key=self._rank)
         if best.peak > self._problem.budget:
             return best
+        self._deadline = min(self._deadline, until)
+        self._catalogue.until(self._deadline)
         refinements = (self._estimate, self._relax, self._price, self._neighbours)
         for refine, rounds in zip(refinements, (_ROUNDS, 1, _ROUNDS, _FILLS), strict=True):
             for _ in range(rounds):

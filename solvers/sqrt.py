@@ -14,24 +14,26 @@ def sqrt(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap:
     """Equal segments of regions: the forward keeps what they hand to each other, and each is run again as one.
 
     All lengths that make another number of segments are tried, those nearest to the square root first, and the cheapest
-    that fits is taken. The last segment keeps what it makes, for its backward pass comes next. Nothing is proven;
-    ``backend`` and ``gap`` are unused.
+    that fits is taken. The last segment keeps what it makes, for its backward pass comes next, unless nothing fits so.
+    Nothing is proven; ``backend`` and ``gap`` are unused.
 
     Raises:
         InfeasibleError: no length fits; its minimum is of choices of this kind.
     """
     deadline, count = monotonic() + time_limit, len(problem.regions)
     lengths = {-(-count // number) for number in range(1, count + 1)}
-    best = _cut(problem, max(1, count))
-    for length in sorted(lengths, key=lambda one: (abs(one - root(count)), one)):
-        if monotonic() > deadline:
-            break
-        best = min(best, _cut(problem, length), key=lambda one: one.rank(problem.budget))
+    best = _cut(problem, max(1, count), count)
+    for end in (False, True):
+        for length in sorted(lengths, key=lambda one: (abs(one - root(count)), one)):
+            if (best.peak <= problem.budget and end) or monotonic() > deadline:
+                break
+            stop = count if end else count - length
+            best = min(best, _cut(problem, length, stop), key=lambda one: one.rank(problem.budget))
     return claimed(problem, best, "sqrt")
 
 
-def _cut(problem: Problem, length: int) -> Simulation:
-    """Segments of so many regions, but for the last one."""
-    starts = range(0, len(problem.regions) - length, length)
-    rows = [Segment(start, start + length - 1) for start in starts]
+def _cut(problem: Problem, length: int, stop: int) -> Simulation:
+    """Segments of so many regions that begin before the one where to stop."""
+    last = len(problem.regions) - 1
+    rows = [Segment(start, min(start + length - 1, last)) for start in range(0, stop, length)]
     return simulate(problem, [Choice.KEEP] * len(problem.values), rows)

@@ -28,6 +28,6 @@ def chain(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap
         return layer(problem, backend, time_limit, gap)
     budget = problem.budget
     alone = simulate(problem, catalogue.choices(catalogue.recursion().within(budget)))
-    dropped = simulate(problem, [Choice.RECOMPUTE] * len(problem.values))
-    best = min(alone, dropped, key=lambda one: one.rank(budget))
+    ends = [simulate(problem, [choice] * len(problem.values)) for choice in (Choice.KEEP, Choice.RECOMPUTE)]
+    best = min(alone, *ends, key=lambda one: one.rank(budget))
     return claimed(problem, Chain(problem, catalogue, budget).better(best, budget), "chain")
