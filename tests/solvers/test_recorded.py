@@ -33,7 +33,7 @@ def budgets(problem: Problem, backend: str, count: int = 8) -> list[int]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recording_is_sound(name: str) -> None:
     problem = recorded(name)
-    assert problem.resident < plain_peak(problem) <= problem.budget
+    assert problem.resident < plain_peak(problem)
     assert len(problem.operators) > 90
     assert problem.step_ns > 0
 
