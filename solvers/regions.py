@@ -21,6 +21,7 @@ from .backends import order
 from .catalogue import Catalogue, Picks
 from .chain import Chain
 from .errors import InfeasibleError
+from .greedy import search
 from .ilp import ilp
 from .memory import Simulation, minimum, simulate
 from .parts import NO_LIMIT
@@ -29,8 +30,8 @@ from .search import Search
 
 _SEARCHING = 0.5  # of the time limit, at least, is left for the search when the first patterns are made
 _AT_ONCE = 3000  # events at most, of a step that may be one program where patterns prove too little
-_PATIENCE = 0.8  # seconds beyond the time limit to look for anything that fits
-_SEARCHED = 0.6  # of the time limit, for patterns of such a step
+_PATIENCE = 0.5  # seconds beyond the time limit to look for anything that fits
+_SEARCHED = 0.6  # of the time limit, for patterns; the rest is for that, or for the greedy search of a larger step
 _PRICED = 6  # budgets of a frontier for which bytes are priced
 _TRIED = 100_000  # events replayed in search of a small peak, before patterns are asked
 
@@ -69,16 +70,11 @@ def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: 
     catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
     if catalogue is None:
         return ilp(problem, backend, time_limit, gap)
-    small = len(problem.events) <= _AT_ONCE
-    until = start + _SEARCHED * time_limit if small else deadline
+    until = start + _SEARCHED * time_limit
     found = Search(problem, catalogue, backend, deadline, gap).solve(min(_PATIENCE, time_limit), until)
     if not catalogue.engines:  # it says why, and has an answer without one
         return ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
-    if (
-        small
-        and found.peak <= problem.budget
-        and found.cost_ns - catalogue.bound_ns(problem.budget) > gap * found.cost_ns
-    ):
+    if found.peak <= problem.budget and found.cost_ns - catalogue.bound_ns(problem.budget) > gap * found.cost_ns:
         found = _at_once(problem, found, catalogue, backend, deadline, gap)
     if rows:
         found = Chain(problem, catalogue, problem.budget).better(found, problem.budget)
@@ -88,7 +84,9 @@ def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: 
 def _at_once(
     problem: Problem, found: Simulation, catalogue: Catalogue, backend: str, deadline: float, gap: float
 ) -> Simulation:
-    """What the whole step as one program finds in the time that is left; its bound holds here as well."""
+    """What is found in the time that is left: of a small step as one program, whose bound holds here as well."""
+    if len(problem.events) > _AT_ONCE:
+        return min(found, search(problem, deadline), key=lambda one: one.rank(problem.budget))
     whole = ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
     catalogue.proven(problem.budget, whole.bound_ns)
     return simulate(problem, whole.choices) if whole.cost_ns < found.cost_ns else found
@@ -181,8 +179,6 @@ class Prepared:
 
 def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, gap: float) -> Solution:
     """A solution; what is proven holds for choices without segments, so of one with them nothing is."""
-    if found.peak > problem.budget:
-        raise InfeasibleError(found.peak, tuple(map(int, found.choices)), problem.budget, found.segments)
     if found.segments:
         return answer(problem, found, f"segments, {catalogue.engines}", "feasible")
     bound_ns = catalogue.bound_ns(problem.budget)
