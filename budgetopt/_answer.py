@@ -12,6 +12,7 @@ from budgetopt._problem import CHOICES, describe_event
 from budgetopt._reserved import reserved_bytes
 from budgetopt._schema import Profile, RegionRecord
 from budgetopt.solvers.holding import users
+from budgetopt.solvers.memory import Simulation
 from budgetopt.solvers.problem import OUTSIDE, Choice, Problem, Solution
 from budgetopt.solvers.segments import chains, in_order, late
 from budgetopt.solvers.timeline import timeline
@@ -54,9 +55,9 @@ def to_plan(
     )
 
 
-def every_region(profile: Profile, problem: Problem, choices: tuple[Choice, ...]) -> list[RegionPlan]:
+def every_region(profile: Profile, problem: Problem, found: Simulation) -> list[RegionPlan]:
     """Of all region calls, those that keep everything too, with every operator recorded: as a profiling step runs."""
-    words = _Words(profile, problem, Solution(choices, 0, OUTSIDE, 0))
+    words = _Words(profile, problem, Solution(found.choices, found.peak, OUTSIDE, 0, segments=found.segments))
     return [words.plan(number).exact() for number in range(len(profile.regions))]
 
 

@@ -50,8 +50,7 @@ class Region:
     """A planned module: the scripts of its calls in a step, and what came of them.
 
     Attributes:
-        shapes: of the first tensor argument, as planned, per call. chains: numbers of the segments around each call,
-            outermost first. notices: where to say that a call differs.
+        shapes: of the first tensor argument, as planned, per call. notices: where to say that a call differs.
     """
 
     def __init__(
@@ -61,14 +60,12 @@ class Region:
         *,
         drops: list[bool],
         shapes: Sequence[tuple[int, ...]] = (),
-        chains: Sequence[tuple[int, ...]] = (),
         notices: Notices | None = None,
     ) -> None:
         self.path = path
         self.scripts = scripts
         self.drops = drops
         self.shapes = shapes
-        self.chains = chains
         self.sizes = [prod(shape) for shape in shapes]
         self.notices = notices
         self.counters = Counters()
@@ -93,9 +90,10 @@ class Region:
             return None
         if self.notices is not None and first is not None and first.numel() > self.sizes[call]:
             self.notices.larger(self.shapes[call], first.shape)
-        policy: Policy = self.policy(self.scripts[call])
+        script = self.scripts[call]
+        policy: Policy = self.policy(script)
         policy.verify = self.verify
-        segments = join(self.chains[call], arguments) if self.chains and self.chains[call] else None
+        segments = join(script.segments, arguments) if script is not None and script.segments else None
         recorder = Recorder(policy, self.counters, self.observer, _device.stream_of(first), segments)
         if len(self.scripts) > 1:
             recorder.call.abandoned = functools.partial(self._abandoned, number)
@@ -123,9 +121,7 @@ class Region:
 
     def copied(self) -> Region:
         """The same plan for a copy of the module, with counters of its own."""
-        return Region(
-            self.path, self.scripts, drops=self.drops, shapes=self.shapes, chains=self.chains, notices=self.notices
-        )
+        return Region(self.path, self.scripts, drops=self.drops, shapes=self.shapes, notices=self.notices)
 
 
 class PlannedForward:
@@ -291,9 +287,8 @@ def regions_of(plan: Plan, *, quiet: bool = False) -> list[Region]:
         count = plan.calls.get(path, max(calls) + 1)
         scripts = [script_of(calls[call]) if call in calls else None for call in range(count)]
         shapes = [calls[call].shape if call in calls else () for call in range(count)]
-        chains = [calls[call].segments if call in calls else () for call in range(count)]
         drops = [script is not None for script in scripts]
-        regions.append(Region(path, scripts, drops=drops, shapes=shapes, chains=chains, notices=notices))
+        regions.append(Region(path, scripts, drops=drops, shapes=shapes, notices=notices))
     return regions
 
 
@@ -329,4 +324,4 @@ def script_of(planned: RegionPlan) -> Script:
                 snapshot=i in snapshot,
             )
         )
-    return Script(list(planned.operators), list(planned.ranks), steps)
+    return Script(list(planned.operators), list(planned.ranks), steps, planned.segments)

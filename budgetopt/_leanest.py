@@ -6,7 +6,7 @@ smaller batch, which has room for that, tells what the solver's referee needs to
 
 from __future__ import annotations
 
-from budgetopt import _apply, _fingerprint
+from budgetopt import _apply, _fingerprint, solvers
 from budgetopt._answer import every_region
 from budgetopt._batch import at_batch
 from budgetopt._calibrate import Costs
@@ -15,7 +15,6 @@ from budgetopt._passes import Pass, Scripts, may_drop
 from budgetopt._problem import to_problem
 from budgetopt._recorded import operators_of, recorded
 from budgetopt._schema import Profile, Smaller
-from budgetopt.solvers import memory
 
 
 def least_memory(run: Pass, resident: Resident, batch: int, wanted: int, smaller: Smaller | None = None) -> Scripts:
@@ -28,8 +27,7 @@ def least_memory(run: Pass, resident: Resident, batch: int, wanted: int, smaller
     """
     profile = _predicted(run, resident, batch, wanted, smaller)
     problem = to_problem(profile, 0, allow=("keep", "recompute"), kept=_kept(run))
-    _, choices = memory.minimum(problem)
-    planned = every_region(profile, problem, choices)
+    planned = every_region(profile, problem, solvers.leanest(problem))
     return {(region.path, region.call): _apply.script_of(region) for region in planned}
 
 

@@ -49,10 +49,12 @@ class Script:
 
     An operator is known by its name, the ranks of its tensor arguments, and how often the two came before in
     the call, so that one operator more or less does not shift everything behind it: a mask that is added to
-    scores of four dimensions is no residual connection of three.
+    scores of four dimensions is no residual connection of three. `segments`: numbers of those around the call,
+    outermost first.
     """
 
-    def __init__(self, names: list[str], ranks: list[str], steps: list[Step]) -> None:
+    def __init__(self, names: list[str], ranks: list[str], steps: list[Step], segments: tuple[int, ...] = ()) -> None:
+        self.segments = segments
         self.names = names
         self.ranks = ranks
         self.steps = steps

@@ -7,6 +7,7 @@ from .files import load_problem, save_problem
 from .memory import Simulation, decisions, fixed_keeps, minimum, normalise, simulate, window_peaks, windows
 from .problem import OUTSIDE, Choice, Event, Kind, Operator, Problem, Region, Segment, Solution, Value
 from .solve import SOLVERS, frontier, smallest, solve
+from .whole import leanest
 from .windows import Window
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "decisions",
     "fixed_keeps",
     "frontier",
+    "leanest",
     "load_problem",
     "minimum",
     "normalise",

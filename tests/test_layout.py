@@ -42,6 +42,7 @@ SOLVER_USERS = {
     "budgetopt._answer",
     "budgetopt._batch",
     "budgetopt._floor",
+    "budgetopt._leanest",
     "budgetopt._reserved",
     "budgetopt._solve",
     "budgetopt._fit",

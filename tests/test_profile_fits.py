@@ -13,13 +13,15 @@ import pytest
 import torch
 
 import budgetopt
-from budgetopt import Profile, _device
+from budgetopt import Profile, _device, solvers
 from budgetopt._problem import UNSEEN, to_problem
 from budgetopt._sample import first
-from budgetopt.solvers import memory
+from budgetopt.solvers import Choice, Problem, Simulation, memory
+from tests.deep_models import deep_residual
 from tests.models import conv_stack, dropout_stack, gpt2, gpt2_small, resnet, resnet_small
 from tests.outside_meter import allocated_peak, quiet_environment, resident_bytes, resident_peak
 from tests.zoo import ZOO, bert
+from tests.zoo_models import squared_loss
 
 ZOO_NAMES = ("bert", "llama", "mixtral eager", "mamba", "lstm", "gan", "two towers", "functions", "gpt2 adapted")
 SMALL = {
@@ -81,6 +83,28 @@ def test_it_takes_hardly_more_than_the_smallest_budget(name: str, monkeypatch: p
     assert profile.peak_bytes > 1.1 * smallest_budget(profile)  # or there would be nothing to show
     assert resident_bytes(model, sample) + peak <= MOST.get(name, 1.1) * smallest_budget(profile)
     assert profile.smaller is not None
+
+
+def test_deep_nets_are_profiled_below_the_floor_of_single_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What layers hand to each other is dropped, too; what is written down does not hang on how the step ran."""
+    model, sample = deep_residual(60, 32, batch=32, length=32)
+    readings = Readings(monkeypatch)
+    profile = budgetopt.profile(model, sample, loss=squared_loss, optimizer=None)
+    peak = resident_bytes(model, sample) + max(seen.above for seen in readings.seen)
+    assert peak < 0.6 * smallest_budget(profile)
+    monkeypatch.setattr(solvers, "leanest", _dropping_all)
+    other = budgetopt.profile(model, sample, loss=squared_loss, optimizer=None)
+    for part in ("storages", "values", "handles", "events", "fixed"):
+        assert _sizes(getattr(profile, part)) == _sizes(getattr(other, part)), part
+
+
+def _dropping_all(problem: Problem) -> Simulation:
+    return memory.simulate(problem, [Choice.RECOMPUTE] * len(problem.values))
+
+
+def _sizes(found: Any) -> Any:
+    """Times of the codec are measured anew."""
+    return [one.model_dump(exclude={"codec_ns"}) if hasattr(one, "codec_ns") else one for one in found]
 
 
 LARGE: dict[str, Any] = {
