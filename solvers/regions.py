@@ -87,7 +87,9 @@ def _at_once(
     """What is found in the time that is left: of a small step as one program, whose bound holds here as well."""
     if len(problem.events) > _AT_ONCE:
         return min(found, search(problem, deadline), key=lambda one: one.rank(problem.budget))
-    whole = ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
+    whole = outcome(partial(ilp, problem, backend, max(0.0, deadline - monotonic()), gap))
+    if isinstance(whole, InfeasibleError):  # it did not find what patterns did
+        return found
     catalogue.proven(problem.budget, whole.bound_ns)
     return simulate(problem, whole.choices) if whole.cost_ns < found.cost_ns else found
 

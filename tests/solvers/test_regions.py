@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, product
 from random import Random
 from time import monotonic
 
 import pytest
 
-from budgetopt.solvers import OUTSIDE, Choice, Kind, Problem, minimum, simulate, solve
+from budgetopt.solvers import OUTSIDE, Choice, InfeasibleError, Kind, Problem, Solution, minimum, simulate, solve
 from budgetopt.solvers.answer import given
 from budgetopt.solvers.catalogue import Catalogue
 from budgetopt.solvers.choices import count
@@ -222,3 +223,17 @@ def test_a_master_program_without_a_mixture_has_no_prices() -> None:
         for pattern in shop.patterns:
             master.add(node, pattern)
     assert master.worth(5.0) is None
+
+
+def test_what_one_program_of_all_does_not_find_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small step is one program, too, where patterns prove too little: what that says is no worse than silence."""
+    problem = transformer(4).problem()
+    low, high = minimum(problem)[0], _keep_all(problem)
+    problem = replace(problem, budget=(low + high) // 2)
+
+    def finds_nothing(*_: object) -> Solution:
+        raise InfeasibleError(low, (), problem.budget)
+
+    monkeypatch.setattr("budgetopt.solvers.regions.ilp", finds_nothing)
+    found = solve(problem, "regions", gap=0.0)
+    assert found.peak <= problem.budget
