@@ -32,6 +32,7 @@ _SEARCHING = 0.5  # of the time limit, at least, is left for the search when the
 _AT_ONCE = 3000  # events at most, of a step that may be one program where patterns prove too little
 _PATIENCE = 0.5  # seconds beyond the time limit to look for anything that fits
 _SEARCHED = 0.6  # of the time limit, for patterns; the rest is for that, or for the greedy search of a larger step
+_REST = 2.0  # seconds at most, for either: a plan is made while somebody waits
 _PRICED = 6  # budgets of a frontier for which bytes are priced
 _TRIED = 100_000  # events replayed in search of a small peak, before patterns are asked
 
@@ -75,7 +76,7 @@ def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: 
     if not catalogue.engines:  # it says why, and has an answer without one
         return ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
     if found.peak <= problem.budget and found.cost_ns - catalogue.bound_ns(problem.budget) > gap * found.cost_ns:
-        found = _at_once(problem, found, catalogue, backend, deadline, gap)
+        found = _at_once(problem, found, catalogue, backend, min(deadline, monotonic() + _REST), gap)
     if rows:
         found = Chain(problem, catalogue, problem.budget).better(found, problem.budget)
     return _judged(problem, found, catalogue, gap)
