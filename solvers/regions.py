@@ -71,11 +71,16 @@ def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: 
     catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
     if catalogue is None:
         return ilp(problem, backend, time_limit, gap)
-    until = start + _SEARCHED * time_limit
+    until = deadline if rows else start + _SEARCHED * time_limit
     found = Search(problem, catalogue, backend, deadline, gap).solve(min(_PATIENCE, time_limit), until)
     if not catalogue.engines:  # it says why, and has an answer without one
         return ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
-    if found.peak <= problem.budget and found.cost_ns - catalogue.bound_ns(problem.budget) > gap * found.cost_ns:
+    # With rows, three variants of a step are solved while somebody waits: no time for that.
+    if (
+        not rows
+        and found.peak <= problem.budget
+        and found.cost_ns - catalogue.bound_ns(problem.budget) > gap * found.cost_ns
+    ):
         found = _at_once(problem, found, catalogue, backend, min(deadline, monotonic() + _REST), gap)
     if rows:
         found = Chain(problem, catalogue, problem.budget).better(found, problem.budget)
