@@ -16,7 +16,7 @@ from tests.models import gpt2_small
 from tests.untouched import everything
 from tests.zoo_runs import MODELS
 
-ALIKE = ("vit", "functions", "densenet", "gan")
+ALIKE = ("vit", "functions", "gan")
 """Of these, forwards do not look at the data or at whether they are traced."""
 aten: Any = torch.ops.aten
 

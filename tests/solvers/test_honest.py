@@ -70,7 +70,7 @@ def _answer(problem: Problem, solver: str) -> Solution | InfeasibleError:
         return error
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(problems())
 def test_none_is_over_budget_and_none_beats_trying_everything(problem: Problem) -> None:
     if count(problem) > 3000:
@@ -94,7 +94,7 @@ def test_none_is_over_budget_and_none_beats_trying_everything(problem: Problem) 
             assert not _common(problem, found), solver
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(problems())
 def test_one_program_of_all_is_as_good_as_trying_everything(problem: Problem) -> None:
     if count(problem) > 3000:
@@ -107,7 +107,7 @@ def test_one_program_of_all_is_as_good_as_trying_everything(problem: Problem) ->
             assert found.cost_ns <= best.cost_ns + GAP * found.cost_ns
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(problems())
 def test_more_bytes_never_cost_more(problem: Problem) -> None:
     low, high = minimum(problem)[0], _kept(problem)

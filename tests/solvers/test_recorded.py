@@ -38,7 +38,7 @@ def test_every_recording_is_sound(name: str) -> None:
     assert problem.step_ns > 0
 
 
-@pytest.mark.parametrize("name", ["resnet50", "vgg16"])
+@pytest.mark.parametrize("name", ["vgg16"])
 def test_small_ones_are_solved_within_the_budget(name: str) -> None:
     problem = recorded(name)
     budget = (problem.resident + 3 * plain_peak(problem)) // 4
