@@ -35,16 +35,20 @@ def problem_within(
     allow: Iterable[str] = CHOICES,
     exclude: Iterable[str] = (),
     headroom: int | str = 0,
+    kept: frozenset[tuple[int, int]] = frozenset(),
+    excess: int = 0,
     between: bool = True,
 ) -> Problem:
     """The problem that :func:`budgetopt.solve` hands to the solvers for a budget as users give it.
+
+    Its arguments are explained there.
 
     Raises:
         InvalidBudgetError: the budget or the headroom can't be read. BudgetOptError: as :func:`to_problem`.
     """
     limit = parse_bytes(budget, total=None, free=None)
-    usable = limit - headroom_bytes(headroom, limit) - UNSEEN
-    return to_problem(profile, usable, allow=allow, exclude=exclude, between=between)
+    usable = limit - headroom_bytes(headroom, limit) - excess - UNSEEN
+    return to_problem(profile, usable, allow=allow, exclude=exclude, kept=kept, between=between)
 
 
 def to_problem(

@@ -11,7 +11,7 @@ from budgetopt._arguments import headroom_bytes, number
 from budgetopt._errors import BudgetOptError, InfeasibleBudgetError, SolverError
 from budgetopt._floor import explain_peak
 from budgetopt._plan import Plan
-from budgetopt._problem import CHOICES, UNSEEN, to_problem
+from budgetopt._problem import CHOICES, problem_within
 from budgetopt._schema import Profile
 from budgetopt._units import parse_bytes, show_bytes, show_enough
 from budgetopt.solvers.problem import Choice, Problem, Segment, Solution
@@ -60,8 +60,16 @@ def solve(
     options = solver_options(solver, backend, time_limit, gap)
     limit = parse_bytes(budget, total=None, free=None)
     headroom = headroom_bytes(headroom, limit)
-    usable = limit - headroom - excess - UNSEEN
-    problem = to_problem(profile, usable, allow=allow, exclude=exclude, kept=frozenset(kept), between=between)
+    problem = problem_within(
+        profile,
+        limit,
+        allow=allow,
+        exclude=exclude,
+        headroom=headroom,
+        kept=frozenset(kept),
+        excess=excess,
+        between=between,
+    )
     solution = solution_for(problem, profile, limit, options)
     return to_plan(profile, problem, solution, budget=limit, headroom=headroom, allow=allow, exclude=exclude)
 

@@ -92,6 +92,7 @@ CPU: Any = _C._autograd.DeviceType.CPU
 
 functorch_active: Callable[[], bool] = _C._are_functorch_transforms_active
 hooks_enabled: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
+_set_versions: Callable[[Any, Any], None] = _C._autograd._unsafe_set_version_counter
 
 
 class Modelled(threading.local):
@@ -137,7 +138,7 @@ def look_modelled(storage: torch.UntypedStorage, dtype: torch.dtype, geometry: t
 def _alias_modelled(tensor: torch.Tensor) -> torch.Tensor:
     with _disable_current_modes(), _C._AutoDispatchBelowAutograd():
         made: torch.Tensor = torch.ops.aten.detach.default(tensor)
-    _C._autograd._unsafe_set_version_counter((made,), (tensor._version,))
+    _set_versions((made,), (tensor._version,))
     return made
 
 

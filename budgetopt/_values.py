@@ -40,10 +40,11 @@ def geometry(tensor: torch.Tensor) -> Geometry:
 def look(seen: Geometry, storage: torch.UntypedStorage) -> torch.Tensor:
     """A tensor of the geometry `seen` over `storage`."""
     shape, stride, offset, dtype, bits = seen
-    if storage.device.type == "meta":
+    device = storage.device
+    if device.type == "meta":
         tensor = _torch.look_modelled(storage, dtype, (shape, stride, offset))
     else:
-        tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
+        tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, offset, shape, stride)
     if bits & _CONJUGATE:
         tensor = tensor.conj()
     return _torch.neg_view(tensor) if bits & _NEGATIVE else tensor

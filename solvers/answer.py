@@ -37,8 +37,13 @@ def claimed(problem: Problem, found: Simulation, solver: str, bound_ns: int = 0)
         InfeasibleError: the choice is over the budget.
     """
     if found.peak > problem.budget:
-        raise InfeasibleError(found.peak, tuple(map(int, found.choices)), problem.budget, found.segments)
+        raise infeasible(found, problem.budget)
     return answer(problem, found, solver, bound_ns=bound_ns)
+
+
+def infeasible(least: Simulation, budget: int) -> InfeasibleError:
+    """The error that names a smallest peak, and the choice that has it."""
+    return InfeasibleError(least.peak, tuple(map(int, least.choices)), budget, least.segments)
 
 
 Outcome = Solution | InfeasibleError
@@ -77,6 +82,5 @@ def _smallest(problem: Problem, found: Simulation) -> Simulation:
     """The smaller of the referee's minimum and what was found, where that is within the budget."""
     least = min(simulate(problem, minimum(problem)[1]), found, key=lambda one: one.peak)
     if least.peak > problem.budget:
-        choices = tuple(int(choice) for choice in least.choices)
-        raise InfeasibleError(least.peak, choices, problem.budget, least.segments)
+        raise infeasible(least, problem.budget)
     return least

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic
 
-from .answer import Outcome, answer, better, outcome
+from .answer import Outcome, answer, better, infeasible, outcome
 from .backends import order
 from .catalogue import Catalogue, Picks
 from .chain import Chain
@@ -177,7 +177,7 @@ class Prepared:
         if chain is not None and chain.cost(budget) < min(limit, best.cost_ns if best.peak <= budget else NO_LIMIT):
             best = chain.better(best, budget)
         if best.peak > budget:
-            return better(known, InfeasibleError(best.peak, tuple(map(int, best.choices)), budget, best.segments))
+            return better(known, infeasible(best, budget))
         return better(known, _judged(problem, best, catalogue, gap))
 
     def _alone(self, budget: int, count: int, gap: float) -> Outcome:
