@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from .memory import Simulation, simulate
 from .problem import Choice, Problem, Solution
 from .timeline import timeline
 
-_BUCKETS = 1000  # of bytes, from none to all
+_BUCKETS = 1000  # of bytes, from none to all, but for rounding
 
 
 def knapsack(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
@@ -21,8 +22,9 @@ def knapsack(problem: Problem, backend: str = "auto", time_limit: float = 10.0, 
 
     A value is worth the time of the operator that makes it, as in torch's partitioner
     (``torch/_functorch/partitioners.py`` and its dynamic program): what else would have to run again is not counted,
-    nor when bytes are there. The bound is found by halving, with the referee's word on the peak. Bytes are counted in
-    thousandths of the whole. Nothing is proven; ``backend`` and ``gap`` are unused.
+    nor when bytes are there. The bound is found by halving, with the referee's word on the peak. Bytes are rounded to
+    thousandths of the whole, as they are there: what is small is kept. Nothing is proven; ``backend`` and ``gap`` are
+    unused.
 
     Raises:
         InfeasibleError: no bound fits; its minimum is of choices of this kind.
@@ -35,32 +37,40 @@ def knapsack(problem: Problem, backend: str = "auto", time_limit: float = 10.0, 
 
     def dropping(step: Problem, buckets: int) -> Simulation:
         chosen = [Choice.RECOMPUTE] * len(step.values)
-        left = _BUCKETS - buckets
+        left = packed.most - buckets
         for number in reversed(range(len(saved))):
             if packed.taken[number, left]:
                 chosen[saved[number]] = Choice.KEEP
                 left -= packed.weights[number]
         return simulate(step, chosen)
 
-    return claimed(problem, fewest(problem, _BUCKETS, dropping, monotonic() + time_limit), "knapsack")
+    return claimed(problem, fewest(problem, packed.most, dropping, monotonic() + time_limit), "knapsack")
 
 
-class _Table:
-    """For each item and bound, whether the best choice up to that item takes it; items' weights in buckets."""
+class _Table(NamedTuple):
+    """What is best under every bound.
 
-    def __init__(self, taken: NDArray[np.bool_], weights: list[int]) -> None:
-        self.taken, self.weights = taken, weights
+    Attributes:
+        taken: for each item and bound, whether the best choice up to that item takes it. weights: of the items, in
+            buckets. most: the sum of them; under that bound, everything is taken.
+    """
+
+    taken: NDArray[np.bool_]
+    weights: list[int]
+    most: int
 
 
 def _packed(sizes: list[int], worth: list[int]) -> _Table:
     """The dynamic program over all bounds at once."""
     unit = max(1, -(-sum(sizes) // _BUCKETS))
-    weights = [-(-size // unit) for size in sizes]
-    taken = np.zeros((len(sizes), _BUCKETS + 1), dtype=np.bool_)
-    best = np.zeros(_BUCKETS + 1, dtype=np.int64)
+    # To the nearest: rounded up, thousands of small values would fill the whole by themselves.
+    weights = [(2 * size + unit) // (2 * unit) for size in sizes]
+    most = sum(weights)
+    taken = np.zeros((len(sizes), most + 1), dtype=np.bool_)
+    best = np.zeros(most + 1, dtype=np.int64)
     for number, (weight, value) in enumerate(zip(weights, worth, strict=True)):
         with_it = np.full_like(best, -1)
-        with_it[weight:] = best[: _BUCKETS + 1 - weight] + value
+        with_it[weight:] = best[: most + 1 - weight] + value
         taken[number] = with_it >= best
         best = np.maximum(best, with_it)
-    return _Table(taken, weights)
+    return _Table(taken, weights, most)

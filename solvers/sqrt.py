@@ -6,8 +6,9 @@ from math import sqrt as root
 from time import monotonic
 
 from .answer import claimed
+from .greedy import start
 from .memory import Simulation, simulate
-from .problem import Choice, Problem, Segment, Solution
+from .problem import Problem, Segment, Solution
 
 
 def sqrt(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
@@ -33,7 +34,10 @@ def sqrt(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap:
 
 
 def _cut(problem: Problem, length: int, stop: int) -> Simulation:
-    """Segments of so many regions that begin before the one where to stop."""
+    """Segments of so many regions that begin before the one where to stop.
+
+    What is not saved is made on the way: kept, a segment's pass would store it, and nobody would ask for it.
+    """
     last = len(problem.regions) - 1
-    rows = [Segment(start, min(start + length - 1, last)) for start in range(0, stop, length)]
-    return simulate(problem, [Choice.KEEP] * len(problem.values), rows)
+    rows = [Segment(first, min(first + length - 1, last)) for first in range(0, stop, length)]
+    return simulate(problem, start(problem), rows)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from budgetopt.solvers import Choice, InfeasibleError, Problem, Segment, Solution, simulate, solve
+from budgetopt.solvers import Choice, InfeasibleError, Kind, Problem, Segment, Solution, simulate, solve
 from budgetopt.solvers.knapsack import _BUCKETS, _packed
 
-from .steps import chain, layers, transformer
+from .steps import Step, chain, layers, transformer
 
 K, R = Choice.KEEP, Choice.RECOMPUTE
 
@@ -55,6 +55,16 @@ def test_segments_of_a_homogeneous_chain_are_near_the_square_root() -> None:
     assert found.peak < _dropped(problem)
 
 
+def test_a_pass_stores_what_is_saved_and_makes_the_rest_on_the_way() -> None:
+    # As torch.utils.checkpoint does: what nobody saved is gone as soon as it was read, in the second forward too.
+    problem = transformer(16).problem()
+    saved = [K if v in problem.handles else R for v in range(len(problem.values))]
+    fours = [Segment(first, first + 3) for first in (0, 4, 8)]
+    seen = simulate(problem, saved, fours)
+    assert seen.peak < simulate(problem, [K] * len(saved), fours).peak
+    assert solve(replace(problem, budget=seen.peak), "sqrt").cost_ns <= seen.cost_ns
+
+
 def test_the_recursion_over_whole_regions_is_never_worse_than_layers() -> None:
     for share in (0.1, 0.3, 0.5, 0.7, 0.9):
         problem = _between(transformer(5).problem(), share)
@@ -70,6 +80,25 @@ def test_the_knapsack_takes_the_most_worth_for_its_bytes() -> None:
             if table.taken[number, left]:
                 total, left = total + worth[number], left - table.weights[number]
         assert total == best, bound
+
+
+def test_the_knapsack_keeps_thousands_of_small_values() -> None:
+    # 3000 values of a byte and 30 of 10,000; an operator takes 1 ns to make any of them again. Rounded up to
+    # thousandths of the whole, the small ones would take three times the room that there is.
+    step = Step()
+    g, handles = step.enter(), []
+    for size in [1] * 3000 + [10_000] * 30:
+        v = step.make(g, size)
+        handles.append(step.save(v))
+        step.die(v)
+    step.event(Kind.EXIT, g)
+    step.event(Kind.FORWARD_END)
+    for h in reversed(handles):
+        step.event(Kind.UNPACK, h)
+        step.event(Kind.HANDLE_DIE, h)
+    assert solve(step.problem(303_000), "knapsack").cost_ns == 0
+    # All small ones and 24 large ones are 243,000 bytes. The six that are not kept come first, where there is room.
+    assert solve(step.problem(243_000), "knapsack").cost_ns == 6
 
 
 def test_rounding_says_how_far_it_may_be_off() -> None:
