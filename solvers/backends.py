@@ -3,6 +3,7 @@
 * PuLP's ``status`` calls an interrupted solve optimal; only ``sol_status`` tells.
 * highspy prints its banner when a model is made, before any option can forbid it: file descriptors 1
   and 2 are pointed elsewhere for that moment.
+* HiGHS keeps threads, and in a process that was forked since it waits for them forever: it forgets them there.
 * CBC splits its command line at spaces, so it gets a directory of its own whose path has none.
 * About one CBC call in a hundred stalls for ten seconds: it runs as a process that is killed in time.
   ``threads`` is never passed to it.
@@ -103,6 +104,7 @@ def _short(error: BaseException) -> str:
 def _highs(program: pulp.LpProblem, time_limit: float, gap: float) -> Outcome:
     if not has_highs():
         raise ImportError("highspy is not installed")
+    _forget_threads_of_the_parent()
 
     class Quiet(pulp.HiGHS):  # type: ignore[misc]  # PuLP has no types for it
         def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:  # PuLP's name
@@ -112,6 +114,20 @@ def _highs(program: pulp.LpProblem, time_limit: float, gap: float) -> Outcome:
     program.solve(Quiet(msg=False, timeLimit=time_limit, gapRel=gap))
     bound = float(program.solverModel.getInfo().mip_dual_bound)
     return _outcome(program, bound, "HiGHS")
+
+
+_process = os.getpid()
+"""The process in which HiGHS may have threads."""
+
+
+def _forget_threads_of_the_parent() -> None:
+    """A fork copies HiGHS's list of its threads, but not the threads."""
+    global _process
+    if _process != os.getpid():
+        import highspy  # it need not be installed
+
+        highspy.Highs.resetGlobalScheduler(False)  # without waiting for them
+        _process = os.getpid()
 
 
 @contextmanager

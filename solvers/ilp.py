@@ -28,6 +28,7 @@ from .timeline import timeline
 _ROUNDS = 12
 _BUILD_S = 150e-6  # seconds per event that building a program takes; one that cannot be solved is not begun
 _LOOSE = 3  # an answer that is likely to be over the budget again need not be better than this many gaps
+_TOLERANCE = 1e-7  # of the budget: ten times what engines take for nothing where a row's right side is 100
 _CBC_SHARE = 0.2  # of the time limit, for one solve: CBC finds early what it cannot prove late
 
 
@@ -69,7 +70,8 @@ class _Rounds:
 
     Attributes:
         cuts: events that have exact rows. bound_ns: the largest proven bound. tied: whether equal regions
-            were made to choose alike. engine: the engines that answered. failure: why none did.
+            were made to choose alike. engine: the engines that answered. failure: why none did. spare: bytes of the
+            budget that programs may not use.
     """
 
     problem: Problem
@@ -83,6 +85,7 @@ class _Rounds:
     engine: str = ""
     failure: str = ""
     tied: bool = False
+    spare: int = 0
 
     def solve(self) -> None:
         if self.deadline - monotonic() < _BUILD_S * len(self.problem.events):
@@ -96,7 +99,7 @@ class _Rounds:
             if found is None or self._done():
                 break
             if not self._fits(found):
-                if not self._cut(found):
+                if not self._cut(found) and not self._tighten(found):
                     break
                 self._tie(rows)
                 loose = 1 if len(self.cuts) == 1 else _LOOSE
@@ -119,7 +122,7 @@ class _Rounds:
             cuts.add(found.peak_event)
 
     def _round(self, rows: Stages, gap: float, cuts: set[int], tied: bool = False) -> Simulation | None:
-        program = Program(self.problem, rows, tied)
+        program = Program(replace(self.problem, budget=self.problem.budget - self.spare), rows, tied)
         cut(program, cuts)
         # The rest is for the rounds after, and the polish.
         left = max(0.1, (0.2 if tied else 0.6) * (self.deadline - monotonic()))
@@ -132,7 +135,7 @@ class _Rounds:
             return None
         if outcome.engine not in self.engine:
             self.engine = " and ".join(filter(None, (self.engine, outcome.engine)))
-        if not tied:
+        if not tied and not self.spare:
             self.bound_ns = max(self.bound_ns, program.cost_ns(outcome.bound))
         if not outcome.found:
             return None
@@ -149,6 +152,14 @@ class _Rounds:
             if found.peaks[event] > self.problem.budget and active(self.problem, event):
                 self.cuts.add(event)
         return len(self.cuts) > before
+
+    def _tighten(self, found: Simulation) -> bool:
+        """Whether an engine took a few bytes over the budget for nothing. From here on nothing more is proven."""
+        tolerance = round(_TOLERANCE * self.problem.budget)
+        if self.spare or found.peak - self.problem.budget > tolerance:
+            return False
+        self.spare = tolerance
+        return True
 
     def _improve(self, found: Simulation) -> None:
         if self._fits(found) and (not self._fits(self.best) or _rank(found) < _rank(self.best)):
