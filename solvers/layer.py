@@ -25,9 +25,15 @@ def layer(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap
 
 
 def fewest(problem: Problem, most: int, way: Callable[[Problem, int], Simulation], deadline: float) -> Simulation:
-    """The smallest number up to ``most`` whose simulation fits, taking it that more of them need less."""
-    low, high, best = 0, most, way(problem, most)
-    while low < high and best.peak <= problem.budget and monotonic() < deadline:
+    """The smallest number up to ``most`` whose simulation fits, taking it that more of them need less.
+
+    Where not even all of them do, what needs less: all, or none, since making things again needs bytes too.
+    """
+    none, best = way(problem, 0), way(problem, most)
+    if none.peak <= problem.budget or best.peak > problem.budget:
+        return min(none, best, key=lambda one: one.rank(problem.budget))
+    low, high = 1, most
+    while low < high and monotonic() < deadline:
         middle = (low + high) // 2
         found = way(problem, middle)
         if found.peak <= problem.budget:

@@ -32,9 +32,9 @@ def lp_rounding(problem: Problem, backend: str = "auto", time_limit: float = 10.
         SolverError: ``backend`` is unknown.
     """
     order(backend)
-    best, found = simulate(problem, [Choice.RECOMPUTE] * len(problem.values)), Relaxed()
-    for seen in relaxed(problem, backend, monotonic() + time_limit, found):
-        best = min(best, seen, key=lambda one: one.rank(problem.budget))
+    deadline, found = monotonic() + time_limit, Relaxed()
+    ends = (simulate(problem, [choice] * len(problem.values)) for choice in (Choice.KEEP, Choice.RECOMPUTE))
+    best = min((*ends, *relaxed(problem, backend, deadline, found)), key=lambda one: one.rank(problem.budget))
     return claimed(problem, best, f"lp_rounding, {found.engine or 'no engine answered'}", found.bound_ns)
 
 

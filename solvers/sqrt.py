@@ -23,7 +23,7 @@ def sqrt(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap:
     """
     deadline, count = monotonic() + time_limit, len(problem.regions)
     lengths = {-(-count // number) for number in range(1, count + 1)}
-    best = _cut(problem, max(1, count), count)
+    best = _cut(problem, 1, 0)
     for end in (False, True):
         for length in sorted(lengths, key=lambda one: (abs(one - root(count)), one)):
             if (best.peak <= problem.budget and end) or monotonic() > deadline:

@@ -190,3 +190,30 @@ class TestDegenerate:
         problem = network(Random(5), 3, 3).problem()
         found = solve(replace(problem, budget=_kept(problem)), solver)
         assert found.cost_ns == 0
+
+    def test_nothing_may_be_dropped(self, solver: str) -> None:
+        step = network(Random(5), 3, 3)
+        step.values = [replace(value, droppable=False, crossing=False) for value in step.values]
+        high = _kept(step.problem())
+        found = solve(step.problem(high), solver)
+        assert (found.peak, found.cost_ns, found.segments) == (high, 0, ())
+        with pytest.raises(InfeasibleError) as error:
+            solve(step.problem(high - 1), solver)
+        assert error.value.minimum == high
+
+    def test_the_smallest_peak_that_it_names_is_enough(self, solver: str) -> None:
+        # Whoever is told that nothing fits gives as much as was asked for.
+        for seed in (5, 9, 13):
+            problem = network(Random(seed), 3, 3).problem()
+            with pytest.raises(InfeasibleError) as error:
+                solve(replace(problem, budget=problem.resident), solver)
+            least = error.value.minimum
+            assert solve(replace(problem, budget=least), solver).peak <= least
+
+    def test_what_fits_as_it_is_is_left_alone(self, solver: str) -> None:
+        # A step that needs more with everything made again than with everything kept: replays need bytes, too.
+        problem = network(Random(9), 3, 3).problem()
+        dropped = simulate(problem, [Choice.RECOMPUTE] * len(problem.values)).peak
+        assert _kept(problem) < dropped
+        found = solve(replace(problem, budget=dropped - 1), solver)
+        assert (found.cost_ns, found.segments) == (0, ())
