@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .answer import claimed
-from .layer import fewest
+from .layer import cheapest
 from .memory import Simulation, simulate
 from .problem import Choice, Problem, Solution
 from .timeline import timeline
 
-_BUCKETS = 1000  # of bytes, from none to all, but for rounding
+_BUCKETS = 10_000  # of bytes, from none to all, but for rounding; as many as torch has
 
 
 def knapsack(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
-    """Of all saved values, those worth most whose bytes together are within a bound; the largest bound that fits.
+    """Of all saved values, those worth most whose bytes together are within a bound; the best bound that fits.
 
     A value is worth the time of the operator that makes it, as in torch's partitioner
     (``torch/_functorch/partitioners.py`` and its dynamic program): what else would have to run again is not counted,
-    nor when bytes are there. The bound is found by halving, with the referee's word on the peak. Bytes are rounded to
-    thousandths of the whole, as they are there: what is small is kept. Nothing is proven; ``backend`` and ``gap`` are
-    unused.
+    nor when bytes are there. Those are rounded to ten-thousandths of the whole, as they are there, so what is very
+    small is kept. Bounds are tried as in :func:`budgetopt.solvers.layer.cheapest`, with the referee's word on the peak.
+    Nothing is proven; ``backend`` and ``gap`` are unused.
 
     Raises:
         InfeasibleError: no bound fits; its minimum is of choices of this kind.
@@ -44,7 +44,8 @@ def knapsack(problem: Problem, backend: str = "auto", time_limit: float = 10.0, 
                 left -= packed.weights[number]
         return simulate(step, chosen)
 
-    return claimed(problem, fewest(problem, packed.most, dropping, monotonic() + time_limit), "knapsack")
+    best = cheapest(problem, packed.most, dropping, monotonic() + time_limit)
+    return claimed(problem, best, "knapsack")
 
 
 class _Table(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from budgetopt.solvers import Choice, InfeasibleError, Kind, Problem, Segment, Solution, simulate, solve
-from budgetopt.solvers.knapsack import _BUCKETS, _packed
+from budgetopt.solvers.knapsack import _packed
 
 from .steps import Step, chain, layers, transformer
 
@@ -75,7 +75,7 @@ def test_the_knapsack_takes_the_most_worth_for_its_bytes() -> None:
     sizes, worth = [250, 250, 500, 1000], [5, 4, 10, 11]
     table = _packed(sizes, worth)
     for bound, best in ((500, 10), (750, 15), (1000, 19), (1500, 21), (2000, 30)):
-        left, total = bound * _BUCKETS // sum(sizes), 0
+        left, total = bound * table.most // sum(sizes), 0
         for number in reversed(range(len(sizes))):
             if table.taken[number, left]:
                 total, left = total + worth[number], left - table.weights[number]
@@ -84,7 +84,7 @@ def test_the_knapsack_takes_the_most_worth_for_its_bytes() -> None:
 
 def test_the_knapsack_keeps_thousands_of_small_values() -> None:
     # 3000 values of a byte and 30 of 10,000; an operator takes 1 ns to make any of them again. Rounded up to
-    # thousandths of the whole, the small ones would take three times the room that there is.
+    # ten-thousandths of the whole, the small ones would take a third of the room instead of a hundredth.
     step = Step()
     g, handles = step.enter(), []
     for size in [1] * 3000 + [10_000] * 30:

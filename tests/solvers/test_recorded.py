@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetopt.solvers import InfeasibleError, Problem, load_problem, simulate, smallest, solve
+from budgetopt.solvers import Choice, InfeasibleError, Problem, load_problem, simulate, smallest, solve
 from budgetopt.solvers.compare import plain_peak
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -46,6 +46,14 @@ def test_small_ones_are_solved_within_the_budget(name: str) -> None:
     assert simulate(problem, found.choices).peak == found.peak <= budget
     assert found.cost_ns <= solve(replace(problem, budget=budget), "greedy").cost_ns
     assert found.cost_ns - found.bound_ns <= GAP * problem.step_ns
+
+
+def test_some_bound_fits_where_making_everything_again_does_not() -> None:
+    # VGG-16 has two regions. All of the first made again at once takes as many bytes as keeping it.
+    problem = recorded("vgg16")
+    budget = problem.resident + 3 * (plain_peak(problem) - problem.resident) // 4
+    assert simulate(problem, [Choice.RECOMPUTE] * len(problem.values)).peak > budget
+    assert solve(replace(problem, budget=budget), "knapsack").peak <= budget
 
 
 @pytest.mark.slow
