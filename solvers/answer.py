@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from .errors import InfeasibleError
 from .memory import Simulation, minimum, simulate, window_peaks
 from .problem import Problem, Solution
 
+PATIENCE = 0.5
+"""Seconds beyond a time limit in which a solver may still look for anything that fits."""
 
-def answer(problem: Problem, found: Simulation, solver: str, status: str = "heuristic", bound_ns: int = 0) -> Solution:
+
+def answer(
+    problem: Problem,
+    found: Simulation,
+    solver: str,
+    status: str = "heuristic",
+    bound_ns: int = 0,
+    deadline: float = inf,
+) -> Solution:
     """The solution for a simulated choice; for the smallest peak if that choice is over the budget.
+
+    Args:
+        deadline: ``time.monotonic()``; the smallest peak is looked for until :data:`PATIENCE` after it.
 
     Raises:
         InfeasibleError: the smallest peak is over the budget, too.
     """
     if found.peak > problem.budget:
-        found = _smallest(problem, found)
+        found = _smallest(problem, found, deadline + PATIENCE)
     return Solution(
         choices=found.choices,
         peak=found.peak,
@@ -78,9 +92,9 @@ def _rank(found: Outcome) -> tuple[int, int]:
     return (0, found.cost_ns) if isinstance(found, Solution) else (1, found.minimum)
 
 
-def _smallest(problem: Problem, found: Simulation) -> Simulation:
+def _smallest(problem: Problem, found: Simulation, deadline: float) -> Simulation:
     """The smaller of the referee's minimum and what was found, where that is within the budget."""
-    least = min(simulate(problem, minimum(problem)[1]), found, key=lambda one: one.peak)
+    least = min(simulate(problem, minimum(problem, deadline=deadline)[1]), found, key=lambda one: one.peak)
     if least.peak > problem.budget:
         raise infeasible(least, problem.budget)
     return least

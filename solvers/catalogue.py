@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 from .master import Master, Worth
 from .nest import Node, Option, Recursion, measure, nest, outside_in
-from .parts import NO_LIMIT, Part, parts
+from .parts import NO_LIMIT, Part, fixed_ends, parts, share, sharing
 from .patterns import Pattern, Prices, Workshop, ends, first_patterns
 from .problem import Choice, Problem
 from .stages import fixed_bytes, inputs
 from .timeline import timeline
 
-Corrections = dict[Node, tuple[int, int]]
-"""Bytes to add to the peaks of the two windows."""
+Corrections = dict[Node, tuple[int, int, int]]
+"""Bytes to add to the peaks of the two windows, and to the gap."""
+
+_NOTHING = 0, 0, 0
 
 _CLOSE = 1e-3  # of the smallest need, between it and its bound
 _ROUNDS = 6  # of patterns for the smallest need
@@ -106,18 +108,23 @@ class Catalogue:
         """Somebody else proved a bound for one budget."""
         self._elsewhere[budget] = max(bound_ns, self._elsewhere.get(budget, 0))
 
-    def lowest(self, backend: str, deadline: float) -> dict[Node, Pattern]:
-        """Patterns with the smallest need, new ones made while their prices say that they would lower it."""
+    def lowest(self, backend: str, deadline: float, enough: int = 0) -> dict[Node, Pattern]:
+        """Patterns with the smallest need, new ones made while their prices say that they would lower it.
+
+        ``enough``: a need that is small enough.
+        """
         self.until(deadline)
+        exact = False
         for _ in range(_ROUNDS):
             picks = self.recursion(limit=0)
             need = picks.recursion.least
             worth = self.worth(need, picks.within(0), backend, deadline, lowest=True)
-            if worth is None or monotonic() > deadline:
+            if need <= enough or worth is None or monotonic() > deadline:
                 break
-            total, new = self.price(worth, exact=True)
-            if not new or need - total <= _CLOSE * need:
+            total, new = self.price(worth, exact)
+            if (exact and not new) or need - total <= _CLOSE * need:
                 break
+            exact = not new
         return self.recursion(limit=0).within(0)
 
     def worth(
@@ -147,14 +154,16 @@ class Catalogue:
             if not any(asked):
                 return worth
 
-    def recursion(self, less: Corrections | None = None, limit: int = NO_LIMIT) -> Picks:
+    def recursion(self, more: Corrections | None = None, limit: int = NO_LIMIT) -> Picks:
         """The best patterns for every budget up to a limit, out of those known now."""
         known = {node: list(workshop.patterns) for node, workshop in self.workshops.items()}
+        more = more or {}
         options = {
-            node: [Option(p.cost_ns, p.held, _need(node, p, (less or {}).get(node, (0, 0)))) for p in patterns]
+            node: [Option(p.cost_ns, p.held, _need(node, p, more.get(node, _NOTHING))) for p in patterns]
             for node, patterns in known.items()
         }
-        return Picks(Recursion(self.root, options, limit), known)
+        gaps = {node: node.gap + more.get(node, _NOTHING)[2] for node in (self.root, *known)}
+        return Picks(Recursion(self.root, options, gaps, limit), known)
 
     def choices(self, picked: dict[Node, Pattern]) -> list[Choice]:
         """One choice for each value of the whole step."""
@@ -183,32 +192,29 @@ class Picks(NamedTuple):
         return {node: self.known[node][number] for node, number in numbers.items()}
 
 
-def _need(node: Node, pattern: Pattern, less: tuple[int, int] = (0, 0)) -> int:
+def _need(node: Node, pattern: Pattern, more: tuple[int, int, int] = _NOTHING) -> int:
     """Highest bytes in both windows, what the regions around hold left out."""
-    return max(pattern.forward + node.shift[0] + less[0], pattern.backward + node.shift[1] + less[1])
+    return max(pattern.forward + node.shift[0] + more[0], pattern.backward + node.shift[1] + more[1])
 
 
 def _counted_twice(problem: Problem, found: Sequence[Part]) -> list[int]:
     """Bytes at most, at every event, by which regions judged alone count more than the referee."""
-    shared = _shared(problem, found)
-    return [shared + size for size in _lingering(problem, found)]
+    ends, born = fixed_ends(problem), timeline(problem).born_at
+    shared = sharing(problem, {part.region: part.backward.stop for part in found})
+    double = list(_lingering(problem, found, ends, shared))
+    for storage, regions in shared.items():
+        # In a window of one of them in which it is born or dies, that window's level moves by a share alone.
+        rest = problem.storages[storage] - problem.storages[storage] // len(regions)
+        for at in {born[storage], ends[storage]} & set(range(len(double))):
+            double[at] += rest
+    return double
 
 
-def _shared(problem: Problem, found: Sequence[Part]) -> int:
-    """Storages that replays of several regions hold beyond everything else, each beyond the first region."""
-    ends = _ends(problem)
-    until = {part.region: part.backward.stop for part in found}
-    total = 0
-    for storage, readers in inputs(problem).items():
-        regions = {problem.operators[i].region for i in readers}
-        beyond = [g for g in regions if until.get(g, 0) > ends[storage]]
-        total += problem.storages[storage] * max(0, len(beyond) - 1)
-    return total
-
-
-def _lingering(problem: Problem, found: Sequence[Part]) -> Iterator[int]:
+def _lingering(
+    problem: Problem, found: Sequence[Part], ends: Sequence[int], shared: dict[int, frozenset[int]]
+) -> Iterator[int]:
     """At every event, storages that outlive a region's forward in any case, and yet count as held by the region."""
-    ends, decided = _ends(problem), {problem.values[v].storage for v in timeline(problem).decided}
+    decided = {problem.values[v].storage for v in timeline(problem).decided}
     read = {(problem.operators[i].region, storage) for storage, some in inputs(problem).items() for i in some}
     deltas = [0] * (len(problem.events) + 1)
     for part in found:
@@ -216,16 +222,7 @@ def _lingering(problem: Problem, found: Sequence[Part]) -> Iterator[int]:
             held = storage in decided or (part.region, storage) in read
             # What is there until the backward window begins counts for nobody.
             if held and part.forward.stop < ends[storage] < part.backward.start:
-                deltas[part.forward.stop] += problem.storages[storage]
-                deltas[ends[storage]] -= problem.storages[storage]
+                size = share(problem, storage, part.region, shared)
+                deltas[part.forward.stop] += size
+                deltas[ends[storage]] -= size
     return accumulate(deltas[:-1])
-
-
-def _ends(problem: Problem) -> list[int]:
-    """Until when each storage is there whatever is chosen: for the user's code, or for handles that are kept."""
-    line = timeline(problem)
-    ends = list(line.die_at)
-    for v in line.kept:
-        storage = problem.values[v].storage
-        ends[storage] = max(ends[storage], line.released_at[v])
-    return ends

@@ -56,9 +56,10 @@ def ilp(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: 
 
 def _judged(problem: Problem, rounds: _Rounds, heuristic: Simulation) -> Solution:
     if not rounds.engine:
-        return answer(problem, heuristic, f"greedy ({rounds.failure or 'no time for a program'})")
+        why = rounds.failure or "no time for a program"
+        return answer(problem, heuristic, f"greedy ({why})", deadline=rounds.deadline)
     if rounds.best.peak > problem.budget:
-        return answer(problem, rounds.best, "smallest peak")
+        return answer(problem, rounds.best, "smallest peak", deadline=rounds.deadline)
     note = "; greedy answer was cheapest" if rounds.best is heuristic else ""
     solution = answer(problem, rounds.best, f"ilp, {rounds.engine}{note}", "feasible", rounds.bound_ns)
     return replace(solution, status="optimal") if solution.gap <= rounds.gap else solution

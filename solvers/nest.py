@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import NamedTuple
 
 from .parts import NO_LIMIT, Part
@@ -84,9 +85,10 @@ def measure(root: Node, fixed: Sequence[int], bare: Sequence[tuple[int, int]], d
         fixed: bytes at every event that no choice changes. bare: the same of each part alone, its windows' peaks.
         double: bytes at every event that may be counted twice.
     """
-    alone = iter(bare)
+    alone, least = iter(bare), list(map(sub, fixed, double))
     for node in outside_in(root):
-        node.gap, node.double_gap = _outside_windows(node, fixed), _outside_windows(node, double)
+        node.gap = outside_windows(node, fixed)
+        node.double_gap = node.gap - outside_windows(node, least)
         if node.part is not None:
             spans = node.part.forward, node.part.backward
             forward, backward = (max(fixed[a:b]) - own for (a, b), own in zip(spans, next(alone), strict=True))
@@ -95,7 +97,7 @@ def measure(root: Node, fixed: Sequence[int], bare: Sequence[tuple[int, int]], d
             node.double = forward, backward
 
 
-def _outside_windows(node: Node, sizes: Sequence[int]) -> int:
+def outside_windows(node: Node, sizes: Sequence[int]) -> int:
     """The largest size between the windows of a node, or anywhere for the root, and outside of all inside it."""
     start, stop = 0, len(sizes)
     if node.part is not None:
@@ -123,18 +125,24 @@ class Recursion:
     """The step functions of all nodes, for every budget up to a limit.
 
     Args:
-        options: of each node; the root has none. limit: bytes; no way that needs more is worked out, unless
-            none needs less.
+        options: of each node; the root has none. gaps: bytes between the windows of each node. limit: bytes; no way
+            that needs more is worked out, unless none needs less.
     """
 
-    def __init__(self, root: Node, options: Mapping[Node, Sequence[Option]], limit: int = NO_LIMIT) -> None:
+    def __init__(
+        self,
+        root: Node,
+        options: Mapping[Node, Sequence[Option]],
+        gaps: Mapping[Node, int],
+        limit: int = NO_LIMIT,
+    ) -> None:
         self._root, self._options, self._limit = root, options, limit
         total = sum(len(some) for some in options.values())
         self._most = max(100, min(_STEPS, _WORK // (total + 1)))
         self._steps: dict[Node, Ways] = {}
         self._sums: dict[Node, list[Ways]] = {}
         for node in reversed(outside_in(root)):
-            inside = self._inside(node).at_least(node.gap)
+            inside = self._inside(node).at_least(gaps[node])
             self._steps[node] = inside if node.part is None else self._of(node, inside)
 
     @property

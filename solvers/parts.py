@@ -5,16 +5,19 @@ region can be judged alone: in its *forward window*, where its operators run; in
 the first to the last event of a handle that is not kept in any case; and by what it holds between the two.
 Regions whose windows look the same, byte for byte and nanosecond for nanosecond, are one *kind*.
 
-One thing is counted twice where two regions are judged alone: a storage that replays of both read, and that
-is held for nothing else. That is on the safe side, and the referee, who sees the whole step, has the last word.
+A storage that replays of several regions read, and that is held for nothing else, counts for each of them with
+an equal share of its bytes: all together never count more than the referee, and as much where all hold it. The
+referee, who sees the whole step, has the last word.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .problem import OUTSIDE, Event, Kind, Operator, Problem, Region, Value
+from .stages import inputs
 from .timeline import timeline, useful
 from .windows import forward_spans
 
@@ -59,7 +62,7 @@ def parts(problem: Problem) -> list[Part] | None:
     None if one of them has no two windows, the forward one first: there, regions can't be judged alone.
     """
     index = _Index(problem)
-    found = [_Builder(index, g).part() for g in index.regions]
+    found = [_Builder(index, g).part() for g in index.backward]
     known = [part for part in found if part is not None]
     return sorted(known, key=lambda part: part.forward) if len(known) == len(found) else None
 
@@ -72,7 +75,6 @@ class _Index:
         self.own: dict[int, list[int]] = {}
         for v, value in enumerate(problem.values):
             self.own.setdefault(value.region, []).append(v)
-        self.regions = sorted({problem.values[v].region for v in useful(problem)[0]} - {OUTSIDE})
         self.holders: dict[int, list[int]] = {}  # of a storage: the values whose handles hold it in any case
         for v in sorted(self.line.kept):
             if self.line.saved[v]:
@@ -80,7 +82,48 @@ class _Index:
         self.handles: dict[int, list[tuple[int, Event]]] = {}  # of a value: its events and where they are
         for at, _, v in self.line.handle_events:
             self.handles.setdefault(v, []).append((at, problem.events[at]))
-        self.forwards = {w.region: Span(w.start, w.stop) for w in forward_spans(problem)}
+        self.forward = {w.region: Span(w.start, w.stop) for w in forward_spans(problem)}
+        regions = {problem.values[v].region for v in useful(problem)[0]} - {OUTSIDE}
+        self.backward = {g: self._backward(g) for g in sorted(regions)}
+        self.shared = sharing(problem, {g: span.stop for g, span in self.backward.items() if span is not None})
+
+    def _backward(self, region: int) -> Span | None:
+        """Where handles of values that may be dropped or stored in fp16 are asked for and die."""
+        own = (v for v in self.own[region] if v not in self.line.kept and self.line.saved[v])
+        events = [at for v in own for at, event in self.handles[v] if event.kind != Kind.PACK]
+        return Span(min(events), max(events) + 1) if events else None
+
+
+def sharing(problem: Problem, until: Mapping[int, int]) -> dict[int, frozenset[int]]:
+    """Storages that replays of several regions may hold beyond everything else, and those regions.
+
+    Args:
+        until: event after which each region replays nothing.
+    """
+    ends = fixed_ends(problem)
+    found = {}
+    for storage, readers in inputs(problem).items():
+        regions = {problem.operators[i].region for i in readers}
+        beyond = frozenset(g for g in regions if until.get(g, 0) > ends[storage])
+        if len(beyond) > 1:
+            found[storage] = beyond
+    return found
+
+
+def share(problem: Problem, storage: int, region: int, shared: Mapping[int, frozenset[int]]) -> int:
+    """Bytes of a storage that count for one region."""
+    holders = shared.get(storage, frozenset())
+    return problem.storages[storage] // (len(holders) if region in holders else 1)
+
+
+def fixed_ends(problem: Problem) -> list[int]:
+    """Until when each storage is there whatever is chosen: for the user's code, or for handles that are kept."""
+    line = timeline(problem)
+    ends = list(line.die_at)
+    for v in line.kept:
+        storage = problem.values[v].storage
+        ends[storage] = max(ends[storage], line.released_at[v])
+    return ends
 
 
 class _Builder:
@@ -97,8 +140,7 @@ class _Builder:
         self._events: list[Event] = []
 
     def part(self) -> Part | None:
-        backward = self._backward()
-        forward = self._index.forwards.get(self._region)
+        backward, forward = self._index.backward[self._region], self._index.forward.get(self._region)
         if backward is None or forward is None or forward.stop > backward.start:
             return None
         self._forward, self._back = forward, backward
@@ -112,7 +154,7 @@ class _Builder:
         alone = Problem(
             budget=NO_LIMIT,
             resident=0,
-            storages=tuple(self._problem.storages[s] for s in self._storages),
+            storages=tuple(share(self._problem, s, self._region, self._index.shared) for s in self._storages),
             values=tuple(self._value(v) for v in self._values),
             operators=tuple(self._operators),
             handles=tuple(v for _, v in self._handles.values()),
@@ -120,12 +162,6 @@ class _Builder:
             events=tuple(self._events),
         )
         return Part(self._region, forward, backward, alone, inner_forward, inner_backward, tuple(self._values))
-
-    def _backward(self) -> Span | None:
-        """Where handles of values that may be dropped or stored in fp16 are asked for and die."""
-        own = (v for v in self._index.own[self._region] if v not in self._line.kept and self._line.saved[v])
-        events = [at for v in own for at, event in self._index.handles[v] if event.kind != Kind.PACK]
-        return Span(min(events), max(events) + 1) if events else None
 
     # Numbers
 

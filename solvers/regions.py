@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from time import monotonic
 
-from .answer import Outcome, answer, better, infeasible, outcome
+from .answer import PATIENCE, Outcome, answer, better, infeasible, outcome
 from .backends import order
 from .catalogue import Catalogue, Picks
 from .chain import Chain
@@ -26,15 +27,13 @@ from .ilp import ilp
 from .memory import Simulation, minimum, simulate
 from .parts import NO_LIMIT
 from .problem import Choice, Problem, Solution
-from .search import Search
+from .search import Search, low
 
 _SEARCHING = 0.5  # of the time limit, at least, is left for the search when the first patterns are made
 _AT_ONCE = 3000  # events at most, of a step that may be one program where patterns prove too little
-_PATIENCE = 0.5  # seconds beyond the time limit to look for anything that fits
 _SEARCHED = 0.6  # of the time limit, for patterns; the rest is for that, or for the greedy search of a larger step
 _REST = 2.0  # seconds at most, for either: a plan is made while somebody waits
 _PRICED = 6  # budgets of a frontier for which bytes are priced
-_TRIED = 100_000  # events replayed in search of a small peak, before patterns are asked
 
 
 def segments(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: float = 0.01) -> Solution:
@@ -72,7 +71,7 @@ def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: 
     if catalogue is None:
         return ilp(problem, backend, time_limit, gap)
     until = deadline if rows else start + _SEARCHED * time_limit
-    found = Search(problem, catalogue, backend, deadline, gap).solve(min(_PATIENCE, time_limit), until)
+    found = Search(problem, catalogue, backend, deadline, gap).solve(min(PATIENCE, time_limit), until)
     if not catalogue.engines:  # it says why, and has an answer without one
         return ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
     # With rows, three variants of a step are solved while somebody waits: no time for that.
@@ -84,13 +83,15 @@ def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: 
         found = _at_once(problem, found, catalogue, backend, min(deadline, monotonic() + _REST), gap)
     if rows:
         found = Chain(problem, catalogue, problem.budget).better(found, problem.budget)
-    return _judged(problem, found, catalogue, gap)
+    return _judged(problem, found, catalogue, gap, deadline)
 
 
 def _at_once(
     problem: Problem, found: Simulation, catalogue: Catalogue, backend: str, deadline: float, gap: float
 ) -> Simulation:
     """What is found in the time that is left: of a small step as one program, whose bound holds here as well."""
+    if monotonic() > deadline:
+        return found
     if len(problem.events) > _AT_ONCE:
         return min(found, search(problem, deadline), key=lambda one: one.rank(problem.budget))
     whole = outcome(partial(ilp, problem, backend, max(0.0, deadline - monotonic()), gap))
@@ -140,10 +141,9 @@ class Prepared:
             self.least = self._chain.better(self.least, 0)
 
     def _lowest(self) -> tuple[Choice, ...]:
-        """A small peak; only few are tried where the patterns will find the smallest."""
         if self._catalogue is None:
             return minimum(self._problem, deadline=self._deadline)[1]
-        return minimum(self._problem, max(4, _TRIED // len(self._problem.events)), self._deadline)[1]
+        return low(self._problem, self._deadline)
 
     def outcomes(self, budgets: Sequence[int], gap: float, known: Sequence[Outcome] | None = None) -> list[Outcome]:
         """What to do at each budget; what is known already where nothing here looks cheaper than that."""
@@ -185,10 +185,10 @@ class Prepared:
         return outcome(partial(ilp, replace(self._problem, budget=budget), self._backend, left / count, gap))
 
 
-def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, gap: float) -> Solution:
+def _judged(problem: Problem, found: Simulation, catalogue: Catalogue, gap: float, deadline: float = inf) -> Solution:
     """A solution; what is proven holds for choices without segments, so of one with them nothing is."""
     if found.segments:
         return answer(problem, found, f"segments, {catalogue.engines}", "feasible")
-    bound_ns = catalogue.bound_ns(problem.budget)
-    solution = answer(problem, found, f"regions, {catalogue.engines or 'no engine answered'}", "feasible", bound_ns)
+    bound_ns, engines = catalogue.bound_ns(problem.budget), catalogue.engines or "no engine answered"
+    solution = answer(problem, found, f"regions, {engines}", "feasible", bound_ns, deadline)
     return replace(solution, status="optimal") if solution.gap <= gap else solution

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import add
 from time import monotonic
 
@@ -9,14 +10,15 @@ from .catalogue import Catalogue, Corrections
 from .greedy import polish
 from .lp_rounding import Relaxed, relaxed
 from .memory import Simulation, minimum, simulate
-from .nest import Node, outside_in
+from .nest import Node, outside_in, outside_windows
 from .patterns import Pattern
-from .problem import Problem
+from .problem import Choice, Problem
 
 _CONVERGED = 0.2  # of the gap asked for, between the cost of the best mixture and its bound
 _FILLS = 3  # rounds of looking beside the patterns that were picked
 _RELAXED = 0.5  # of the time that is left, for the whole step as one program
 _ROUNDS = 12  # of prices and new patterns at most
+_TRIED = 100_000  # events replayed in search of a small peak, before patterns are asked
 _CORRECTIONS = 2  # rounds with the referee at most
 
 
@@ -38,14 +40,9 @@ class Search:
         """
         self._catalogue.until(self._deadline)
         best = self._pick()
-        if best.peak > self._problem.budget:
-            low = minimum(self._problem, deadline=self._deadline)[1]
-            self._catalogue.learn(low)
-            best = min(best, simulate(self._problem, low), self._pick(), key=self._rank)
-        if best.peak > self._problem.budget:
-            self._catalogue.lowest(self._backend, self._deadline + patience)
-            self._catalogue.until(self._deadline)
-            best = min(best, self._pick(), key=self._rank)
+        for lower in (self._lower, self._lowest, self._descend):
+            if best.peak > self._problem.budget:
+                best = min(best, lower(patience), self._pick(), key=self._rank)
         if best.peak > self._problem.budget:
             return best
         self._deadline = min(self._deadline, until)
@@ -58,6 +55,28 @@ class Search:
                 best = min(best, self._pick(), self._rounded or best, key=self._rank)
         return best if self._good(best) else polish(self._problem, best, self._deadline)
 
+    # Something that fits
+
+    def _lower(self, patience: float) -> Simulation:
+        """A small peak, found in a few tries."""
+        return self._learnt(low(self._problem, self._deadline))
+
+    def _lowest(self, patience: float) -> Simulation:
+        """The smallest peak that patterns make."""
+        picked = self._catalogue.lowest(self._backend, self._deadline + patience, self._problem.budget)
+        self._catalogue.until(self._deadline)
+        return simulate(self._problem, self._catalogue.choices(picked))
+
+    def _descend(self, patience: float) -> Simulation:
+        """A small peak, found in all the time that is left."""
+        return self._learnt(minimum(self._problem, deadline=self._deadline)[1])
+
+    def _learnt(self, choices: Sequence[Choice]) -> Simulation:
+        self._catalogue.learn(choices)
+        return simulate(self._problem, choices)
+
+    # One round
+
     def _rank(self, found: Simulation) -> tuple[int, int]:
         return found.rank(self._problem.budget)
 
@@ -67,8 +86,8 @@ class Search:
     def _pick(self) -> Simulation:
         """The best patterns for the budget, or for the smallest one that has any, in the referee's eyes.
 
-        Where the referee counts less in a window than the regions alone do, that is corrected, and they are
-        picked again, twice at most.
+        Where the referee counts something else in a window or a gap than the regions alone do, that is corrected, and
+        they are picked again, twice at most.
         """
         less: Corrections = {}
         best: Simulation | None = None
@@ -85,19 +104,20 @@ class Search:
         return best
 
     def _differences(self, picked: dict[Node, Pattern], found: Simulation) -> Corrections:
-        """Per window: what the referee counts there, less what the regions alone count."""
+        """What the referee counts in both windows and in the gap of each node, less what the regions alone count."""
         around = {self._catalogue.root: 0}
         seen: Corrections = {}
         for node in outside_in(self._catalogue.root):
             held = around[node]
+            forward = backward = 0
             if node.part is not None:
                 pattern = picked[node]
                 spans = node.part.forward, node.part.backward
                 peaks = (max(found.peaks[span.start : span.stop]) for span in spans)
                 counted = map(add, node.shift, (pattern.forward, pattern.backward))
                 forward, backward = (peak - held - own for peak, own in zip(peaks, counted, strict=True))
-                seen[node] = forward, backward
                 held += pattern.held
+            seen[node] = forward, backward, outside_windows(node, found.peaks) - held - node.gap
             around |= dict.fromkeys(node.inside, held)
         return seen
 
@@ -137,3 +157,8 @@ class Search:
         total -= worth.of_budget * self._problem.budget
         # What is left between the two is what whole patterns cost more than mixtures: no pattern helps there.
         return new and worth.cost - total > _CONVERGED * self._gap * worth.cost
+
+
+def low(problem: Problem, deadline: float) -> tuple[Choice, ...]:
+    """A small peak, found in a few tries: the patterns will find the smallest."""
+    return minimum(problem, max(4, _TRIED // (len(problem.events) + 1)), deadline)[1]

@@ -75,7 +75,9 @@ def test_eight_budgets(name: str, backend: str) -> None:
         print(f"{name} {backend} {budget:,}: {seconds:.1f} s, gap {found.gap:.2%}, {apart:.2%} of the step, "
               f"overhead {found.cost_ns / problem.step_ns:.2%}")  # fmt: skip
         assert simulate(problem, found.choices).peak == found.peak <= budget
-        assert found.cost_ns <= _greedy(problem, budget)
+        # What is proven to be within the gap that was asked for is good enough, even where greedy is within it as well.
+        asked = 1 - GAP if found.status == "optimal" else 1.0
+        assert asked * found.cost_ns <= _greedy(problem, budget)
         costs.append(found.cost_ns)
     assert all(later <= earlier * 1.01 for earlier, later in pairwise(costs))
 

@@ -14,7 +14,7 @@ from budgetopt.solvers.answer import given
 from budgetopt.solvers.catalogue import Catalogue
 from budgetopt.solvers.choices import count
 from budgetopt.solvers.master import Master
-from budgetopt.solvers.nest import Node, Option, Recursion, measure, nest, outside_in
+from budgetopt.solvers.nest import Node, Option, Recursion, measure, nest, outside_in, outside_windows
 from budgetopt.solvers.parts import parts
 from budgetopt.solvers.patterns import Prices, Workshop
 from budgetopt.solvers.regions import points
@@ -58,6 +58,66 @@ def test_regions_alone_add_up_to_the_step(halves: bool) -> None:
                 around += pattern.held
             held |= dict.fromkeys(node.inside, around)
         assert cost == step.cost_ns
+
+
+def _masked(layers: int) -> Problem:
+    """Regions whose replays all read one mask, which is there until the forward pass ends; the loss is the peak."""
+    step = Step()
+    mask = step.make(OUTSIDE, 1000)
+    saved = []
+    for _ in range(layers):
+        g = step.enter()
+        first = step.make(g, 100, (mask,), 5)
+        second = step.make(g, 70, (first, mask), 3)
+        saved.append([(first, step.save(first)), (second, step.save(second))])
+        for v in (first, second):
+            step.die(v)
+        step.event(Kind.EXIT, g)
+    step.die(mask)
+    step.die(step.make(OUTSIDE, 1500))
+    step.event(Kind.FORWARD_END)
+    for pairs in reversed(saved):
+        for _, handle in reversed(pairs):
+            step.event(Kind.UNPACK, handle)
+            step.event(Kind.HANDLE_DIE, handle)
+    step.event(Kind.BACKWARD_END)
+    return step.problem()
+
+
+def test_what_several_replays_read_counts_once() -> None:
+    problem = _masked(4)
+    catalogue = Catalogue.of(problem, "highs", FOREVER)
+    assert catalogue is not None
+    random = Random(1)
+    most = [Choice.RECOMPUTE] * len(problem.values)
+    for choices in [most, *(_some(problem, random) for _ in range(50))]:
+        step = simulate(problem, choices)
+        held = {catalogue.root: 0}
+        for node in outside_in(catalogue.root):
+            around = held[node]
+            if node.part is not None:
+                pattern = catalogue.workshops[node].score([step.choices[v] for v in node.part.values])
+                for window in range(2):
+                    span = (node.part.forward, node.part.backward)[window]
+                    counted = around + node.shift[window] - node.double[window]
+                    assert counted + (pattern.forward, pattern.backward)[window] <= max(step.peaks[slice(*span)])
+                around += pattern.held
+            counted = around + node.gap - node.double_gap
+            between = outside_windows(node, step.peaks)
+            assert counted <= between or not between  # no event is there
+            if step.choices == tuple(most) and not node.inside:
+                assert counted == between  # all hold it, so each has a fourth of it
+            held |= dict.fromkeys(node.inside, around)
+
+
+@pytest.mark.parametrize("layers", [3, 4])
+def test_the_bound_of_what_several_replays_read_meets_the_best(layers: int) -> None:
+    problem = _masked(layers)
+    low, high = minimum(problem)[0], _keep_all(problem)
+    for budget in range(low, high, 37):
+        found = solve(replace(problem, budget=budget), "regions", gap=0.0)
+        best = solve(replace(problem, budget=budget), "exhaustive")
+        assert found.bound_ns <= best.cost_ns == found.cost_ns
 
 
 def test_equal_layers_are_one_kind() -> None:
@@ -125,7 +185,8 @@ def test_the_recursion_finds_the_cheapest_of_all_combinations() -> None:
         combined = [dict(zip(options, some, strict=True)) for some in product(*options.values())]
         scores = [(_need(root, 0, picked), sum(option.cost_ns for option in picked.values())) for picked in combined]
         for limit in (None, 70):
-            recursion = Recursion(root, options) if limit is None else Recursion(root, options, limit)
+            gaps = {node: node.gap for node in outside_in(root)}
+            recursion = Recursion(root, options, gaps) if limit is None else Recursion(root, options, gaps, limit)
             for budget in range(min(need for need, _ in scores), limit or 130, 7):
                 best = min(cost for need, cost in scores if need <= budget)
                 numbers = recursion.picks(budget)
