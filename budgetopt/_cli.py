@@ -7,9 +7,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from budgetopt._errors import BudgetOptError
+
+if TYPE_CHECKING:
+    from budgetopt.solvers import Problem
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -51,16 +54,31 @@ def _problem(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from budgetopt import _comparison, _given, _plot
+    from budgetopt import _comparison, _plot
 
     names, how = _comparison.checked(options.solvers, options.backend, options.time_limit, options.gap)
     if options.plot:
         _plot.ready(options.plot)
-    problem = _given.problem(options.file, options.allow, options.exclude)
-    compared = _comparison.compare(problem, options.shares, names, how)
+    compared = _comparison.compare(_step(options), options.shares, names, how)
     if options.plot:
         _plot.draw(compared, options.plot)
     print(compared.as_json() if options.json else compared)
+
+
+def _step(options: argparse.Namespace) -> Problem:
+    """The step that is in a file, or that of a model."""
+    from budgetopt import _given
+    from budgetopt._problem import to_problem
+
+    if not _given.is_function(options.source):
+        if options.device is not None:
+            raise BudgetOptError(f"--device {options.device} is for a model (module:build); the file has its own")
+        return _given.problem(Path(options.source), options.allow, options.exclude)
+    from budgetopt._arguments import CHOICES
+    from budgetopt._entry import profiled
+
+    profile = profiled(options.source, options.device)
+    return to_problem(profile, 0, allow=options.allow or CHOICES, exclude=options.exclude or ())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,9 +139,16 @@ def _compare_command(commands: Commands) -> None:
         "compare",
         help="what each solver makes of each budget",
         description="Give the same step and the same budgets to every solver, and print what the answers cost. "
-        "Nothing is run. Progress goes to stderr, the table to stdout.",
+        "Only a model is run, to be profiled. Progress goes to stderr, the table to stdout.",
     )
-    table.add_argument("file", type=Path, help="a problem, a profile or a plan that was saved; its budget is not used")
+    table.add_argument(
+        "source",
+        help="a problem, a profile or a plan that was saved (its budget is not used), or module:build, a function "
+        "that returns model, sample or model, sample, {'loss': ...}: that model is profiled",
+    )
+    table.add_argument(
+        "--device", metavar="NAME", help="model the step on a100, h100, h200, rtx4090, t4 or cpu instead"
+    )
     table.add_argument("--solvers", nargs="+", metavar="NAME", help="(default: all)")
     table.add_argument(
         "--shares",

@@ -1,8 +1,12 @@
-"""The file that a command is given: a problem, a profile or a plan, told apart by what is in it. No torch."""
+"""What a command is given: a problem, a profile or a plan in a file, told apart by what is in it, or a model by name.
+
+No torch; a model's name is only recognised here.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +20,11 @@ from budgetopt._schema import Profile
 from budgetopt.solvers.problem import Problem
 
 _GZIP = b"\x1f\x8b"  # of these, only problems are compressed
+
+
+def is_function(text: str) -> bool:
+    """Whether it has the form ``module:build``, and is no file."""
+    return _FUNCTION.fullmatch(text) is not None and not Path(text).exists()
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,7 @@ def _kind(path: Path) -> str:
     raise BudgetOptError(f"{str(path)!r} is not of budgetopt. {_LEGAL}")
 
 
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _KEYS = {"format": "problem", "profile_data": "plan", "fingerprint": "profile"}
 """What only one of them has; a plan has a fingerprint, too, and is asked for first."""
 _LEGAL = "Give a profile that Profile.save wrote, a plan that fit or Plan.save wrote, or a problem's file."

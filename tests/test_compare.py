@@ -265,3 +265,71 @@ def test_without_matplotlib_nothing_is_solved(
     out, err = capsys.readouterr()
     assert out == "" and 'needs matplotlib, which is not installed: pip install "budgetopt[plot]"' in err
     assert not (files / "out.png").exists()
+
+
+# -- models ------------------------------------------------------------------------------------------
+
+_BUILD = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(4))
+    return nn.Sequential(*layers), torch.randn(256, 16)
+
+def with_loss():
+    model, x = build()
+    return model, x, {"loss": lambda out: out.pow(2).mean(), "optimizer": "sgd"}
+
+def alone():
+    return build()[0]
+
+def misspelt():
+    return *build(), {"los": None}
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_model.py").write_text(_BUILD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_model", raising=False)
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize("name", ["my_model:build", "my_model:with_loss"])
+@pytest.mark.parametrize("device", [None, "h200"])
+def test_a_model_is_compared(name: str, device: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [] if device is None else ["--device", device]
+    before = list(sys.path)
+    assert _cli.main(["compare", name, "--solvers", "greedy", "ilp", "--shares", "0.8", "--json", *chosen]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["solver"] for row in found["rows"]] == ["greedy", "ilp"]
+    assert all(row["peak"] <= row["budget"] for row in found["rows"])
+    assert found["resident_bytes"] < found["plain_peak_bytes"] and sys.path == before
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("my_model:alone", "returned a Sequential"),
+        ("my_model:misspelt", "unknown options los"),
+        ("my_model:number", "is no function"),
+        ("my_model:absent", "has no 'absent'"),
+        ("no_model:build", "no module 'no_model'"),
+        ("my_model", "can't read 'my_model'"),
+    ],
+)
+def test_what_is_no_model(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _cli.main(["compare", name]) == 1
+    captured = capsys.readouterr()
+    assert said in captured.err and not captured.out
+
+
+def test_a_file_has_a_device_of_its_own(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _cli.main(["compare", str(files / "profile.json"), "--device", "t4"]) == 1
+    assert "--device t4 is for a model" in capsys.readouterr().err
