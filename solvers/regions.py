@@ -32,6 +32,7 @@ from .search import Search, low
 _SEARCHING = 0.5  # of the time limit, at least, is left for the search when the first patterns are made
 _AT_ONCE = 3000  # events at most, of a step that may be one program where patterns prove too little
 _SEARCHED = 0.6  # of the time limit, for patterns; the rest is for that, or for the greedy search of a larger step
+_ALONE = 0.4  # of the time limit, where there is one region
 _REST = 2.0  # seconds at most, for either: a plan is made while somebody waits
 _PRICED = 6  # budgets of a frontier for which bytes are priced
 
@@ -70,17 +71,20 @@ def _solve(problem: Problem, backend: str, time_limit: float, gap: float, rows: 
     catalogue = Catalogue.of(problem, backend, deadline - _SEARCHING * time_limit)
     if catalogue is None:
         return ilp(problem, backend, time_limit, gap)
-    until = deadline if rows else start + _SEARCHED * time_limit
+    alone = len(catalogue.workshops) == 1  # whose own program is as large as that of the whole step
+    until = start + _ALONE * time_limit if alone else deadline if rows else start + _SEARCHED * time_limit
     found = Search(problem, catalogue, backend, deadline, gap).solve(min(PATIENCE, time_limit), until)
     if not catalogue.engines:  # it says why, and has an answer without one
         return ilp(problem, backend, max(0.0, deadline - monotonic()), gap)
     # With rows, three variants of a step are solved while somebody waits: no time for that.
     if (
-        not rows
+        (alone or not rows)
         and found.peak <= problem.budget
         and found.cost_ns - catalogue.bound_ns(problem.budget) > gap * found.cost_ns
     ):
-        found = _at_once(problem, found, catalogue, backend, min(deadline, monotonic() + _REST), gap)
+        found = _at_once(
+            problem, found, catalogue, backend, deadline if alone else min(deadline, monotonic() + _REST), gap
+        )
     if rows:
         found = Chain(problem, catalogue, problem.budget).better(found, problem.budget)
     return _judged(problem, found, catalogue, gap, deadline)
