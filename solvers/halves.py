@@ -36,10 +36,10 @@ def auto(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap:
     variant = halved(problem)
     share = 1 - _EXACT if variant is None else _FIRST
     found = outcome(partial(segments, problem, backend, share * time_limit, gap))
-    if (
-        isinstance(found, InfeasibleError) or found.status != "optimal"
-    ):  # what is best without fp16 may have been missed
-        found = better(found, outcome(partial(segments, exactly(problem), backend, _EXACT * time_limit, gap)))
+    seconds = min(_EXACT * time_limit, deadline - monotonic())
+    if seconds > 0 and (isinstance(found, InfeasibleError) or found.status != "optimal"):
+        # What is best without fp16 may have been missed.
+        found = better(found, outcome(partial(segments, exactly(problem), backend, seconds, gap)))
     if variant is None or (isinstance(found, Solution) and found.cost_ns <= _codec_ns(variant)):
         return given(found)
     rounded = outcome(partial(segments, variant, backend, max(0.0, deadline - monotonic()), gap))

@@ -48,7 +48,8 @@ def ilp(problem: Problem, backend: str = "auto", time_limit: float = 10.0, gap: 
     kept = simulate(problem, [Choice.KEEP] * len(problem.values))
     if kept.peak <= problem.budget and kept.cost_ns == 0:
         return answer(problem, kept, "ilp", "optimal")
-    heuristic = search(problem, monotonic() + time_limit / 3)
+    building = _BUILD_S * len(problem.events)
+    heuristic = search(problem, deadline if building > time_limit / 2 else deadline - time_limit / 2)
     rounds = _Rounds(problem, backend, time_limit, gap, deadline, heuristic)
     rounds.solve()
     return _judged(problem, rounds, heuristic)
