@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from budgetopt.solvers import Choice, InfeasibleError, Problem, load_problem, simulate, smallest, solve
+from budgetopt.solvers import Choice, InfeasibleError, Problem, Solution, load_problem, simulate, smallest, solve
+from budgetopt.solvers.answer import outcome
 from budgetopt.solvers.compare import plain_peak
+from budgetopt.solvers.halves import exactly
 
 FOLDER = Path(__file__).parent / "recorded"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))
@@ -54,6 +56,31 @@ def test_some_bound_fits_where_making_everything_again_does_not() -> None:
     budget = problem.resident + 3 * (plain_peak(problem) - problem.resident) // 4
     assert simulate(problem, [Choice.RECOMPUTE] * len(problem.values)).peak > budget
     assert solve(replace(problem, budget=budget), "knapsack").peak <= budget
+
+
+@pytest.mark.parametrize("name", ["vgg16", "mobilenet_v2"])
+def test_the_whole_program_agrees_on_small_ones(name: str) -> None:
+    _agree(name, 0.75)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_whole_program_agrees(name: str) -> None:
+    """Prints both overheads and both gaps, at each share of the activation bytes at which something fits."""
+    assert sum(_agree(name, share) for share in (0.9, 0.75, 0.6, 0.5, 0.35))
+
+
+def _agree(name: str, share: float) -> bool:
+    """Whether something fits; no bound of one is above the other's answer. Without fp16: they allow different."""
+    problem = exactly(recorded(name))
+    asked = replace(problem, budget=problem.resident + round(share * (plain_peak(problem) - problem.resident)))
+    regions, ilp = (outcome(partial(solve, asked, solver, "highs", SECONDS["highs"])) for solver in ("regions", "ilp"))
+    if not isinstance(regions, Solution) or not isinstance(ilp, Solution):
+        return False
+    shown = (f"{one.cost_ns / problem.step_ns:.3%} (gap {one.gap:.2%})" for one in (regions, ilp))
+    print(f"{name} at {share}: regions {next(shown)}, ilp {next(shown)}")
+    assert regions.bound_ns <= ilp.cost_ns and ilp.bound_ns <= regions.cost_ns
+    return True
 
 
 @pytest.mark.slow
