@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -46,11 +46,19 @@ class PlanPolicy:
         return int(Choice.RECOMPUTE) if info.name.startswith("aten.") else int(Choice.KEEP)
 
 
+class Around(Protocol):
+    """Who stands around the calls of a module."""
+
+    def around(self, planned: PlannedForward, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call it."""
+
+
 class Region:
     """A planned module: the scripts of its calls in a step, and what came of them.
 
     Attributes:
         shapes: of the first tensor argument, as planned, per call. notices: where to say that a call differs.
+        watch: who stands around the calls and looks at what they take.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class Region:
         self.next_call = 0
         self.gone: set[int] = set()
         self.watched: list[tuple[int, Call]] = []
+        self.watch: Around | None = None
 
     def recorder(self, first: torch.Tensor | None, arguments: Any) -> Recorder | None:
         """A recorder for the coming call, or None where its plan keeps everything.
@@ -119,6 +128,10 @@ class Region:
             if self.notices is not None:
                 self.notices.differs(self.path)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Nobody watches a copy: a watch is of one model in one process."""
+        return {**self.__dict__, "watch": None}
+
     def copied(self) -> Region:
         """The same plan for a copy of the module, with counters of its own."""
         return Region(self.path, self.scripts, drops=self.drops, shapes=self.shapes, notices=self.notices)
@@ -154,6 +167,13 @@ class PlannedForward:
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, recorded, and watched if somebody does."""
+        watch, module = self.region.watch, self._module()
+        if watch is None or module is None:
+            return self.planned(*args, **kwargs)
+        return watch.around(self, module, args, kwargs)
+
+    def planned(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, recorded."""
         forward = self._original()
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():

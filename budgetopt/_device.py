@@ -42,12 +42,21 @@ class Peak:
     highest: int = 0
 
 
+class Watching(Protocol):
+    """A measurement that began, and that may be lost on the way."""
+
+    def end(self) -> int | None:
+        """Bytes at most since it began, or None where somebody else measured."""
+
+
 class _Backend(Protocol):
     def synchronise(self, device: torch.device) -> None: ...
 
     def meter(self, device: torch.device, spans: bool) -> Any: ...
 
     def mark(self, device: torch.device, peak: Peak, name: str) -> Any: ...
+
+    def watching(self, device: torch.device, there: int) -> Watching | None: ...
 
     def capped(self, device: torch.device, limit: int | None) -> AbstractContextManager[list[BaseException]]: ...
 
@@ -114,6 +123,10 @@ class _Cpu:
     def mark(self, device: torch.device, peak: Peak, name: str) -> Any:
         return _torch.mark(name)
 
+    def watching(self, device: torch.device, there: int) -> Watching | None:
+        """From here on, `there` bytes being there already; None where a profiler runs."""
+        return None if _torch.profiler_running() else _WatchingCpu(there)
+
     def capped(self, device: torch.device, limit: int | None) -> AbstractContextManager[list[BaseException]]:
         """There is no limit to set; the meter tells all."""
         return nullcontext([])
@@ -136,6 +149,36 @@ class _Cpu:
 
     def capturing(self, device: torch.device) -> bool:
         return False
+
+
+class _WatchingCpu:
+    """The profiler's allocation events; somebody else's profiler may take its place."""
+
+    def __init__(self, there: int) -> None:
+        self._there = there
+        self._profiler = _torch.MemoryProfiler()
+        with _quiet_stderr():
+            self._profiler.start()
+
+    def end(self) -> int | None:
+        if not _torch.profiler_running() or _torch.user_profiler_running():
+            return None
+        with _quiet_stderr():
+            self._profiler.stop()
+        peak = Peak()
+        _read_events(self._profiler.events(), peak, spans=False)
+        return self._there + peak.above
+
+
+class _WatchingCuda:
+    """The allocator's high-water mark, less what is not the step's. It is the user's: nobody sets it back."""
+
+    def __init__(self, device: torch.device, there: int) -> None:
+        self._device = device
+        self._others = max(0, torch.cuda.memory_allocated(device) - there)
+
+    def end(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self._device) - self._others
 
 
 def _read_events(events: Any, peak: Peak, spans: bool) -> None:
@@ -195,6 +238,9 @@ class _Cuda:
         base = torch.cuda.memory_allocated(device)
         yield
         peak.spans[name] = torch.cuda.max_memory_allocated(device) - base
+
+    def watching(self, device: torch.device, there: int) -> Watching | None:
+        return _WatchingCuda(device, there)
 
     def checksum(self, storage: torch.UntypedStorage) -> int:
         """Position-weighted sum of the bytes in pieces: any changed, moved or swapped byte changes it."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from budgetopt import _apply, _device, _fingerprint, _saved, _trial
+from budgetopt import _apply, _device, _fingerprint, _saved, _trial, _watch
 from budgetopt._arguments import (
     CHOICES,
     choices,
@@ -20,7 +20,7 @@ from budgetopt._arguments import (
     number,
     plan_path,
 )
-from budgetopt._errors import OverBudgetError
+from budgetopt._errors import BudgetOptError, OverBudgetError
 from budgetopt._fixed import device_of, require_plannable
 from budgetopt._optimizer import bytes_there
 from budgetopt._plan import Plan
@@ -57,6 +57,8 @@ def fit(
     headroom: int | str = 0,
     max_grad_error: float = 1e-2,
     progress: Callable[[str], None] | None = None,
+    watch: bool = False,
+    replan: bool = False,
 ) -> Model:
     """Make `model` train under `budget`, in place, at the least cost in time; returns the same object.
 
@@ -81,6 +83,10 @@ def fit(
         headroom: bytes, or a percentage of the budget, taken off first.
         max_grad_error: bound of ‖g - g*‖ ÷ ‖g*‖ for plans with fp16, at least 0; infinity is no bound.
         progress: called with a short text as each stage begins.
+        watch: while the model trains, look at the real peak of the second step and of one in 50 after that, and warn
+            once where it is over the budget; the other steps cost nothing.
+        replan: where it is over, fit again, on the batch that is there, with everything else as here (watches as well).
+            Not with ``step=``, whose sample is not known then.
 
     Raises:
         InvalidBudgetError, InfeasibleBudgetError, ProfileError, SolverError, PlanMismatchError,
@@ -103,12 +109,32 @@ def fit(
         max_grad_error=number(max_grad_error, "max_grad_error", "a number of at least 0", 0.0),
         tell=progress or (lambda text: None),
     )
+    if replan and step is not None:
+        raise BudgetOptError(
+            "replan=True has only the model's arguments to plan with, and step= takes a sample: use loss="
+        )
+    again = None
+    if replan:
+        again = _watch.anew(
+            fit,
+            optimizer,
+            budget=limit,
+            loss=loss,
+            allow=job.allow,
+            exclude=job.exclude,
+            **job.solver,
+            verify=verify,
+            max_grad_error=job.max_grad_error,
+        )
     path = plan_path(plan)
     saved = _saved.find(job, path)
     before = _apply.installed(model)
     try:
         made = _plan(job, saved, verify)
-        _apply.install(model, made, _apply.regions_of(made))
+        regions = _apply.regions_of(made)
+        if watch or replan:
+            regions = _watch.watched(regions, _watch.Watch(made, optimizer, again))
+        _apply.install(model, made, regions)
         reused = saved is not None and made.regions == saved.plan.regions
         line = fit_line(made, reused=reused, notes=job.notes)
         if path is not None and (saved is None or made is not saved.plan):

@@ -29,7 +29,7 @@ class Notices:
             "What the plan does not speak of is recomputed: exact, memory first, perhaps slower. "
             "Call budgetopt.fit again to plan for it.",
             BudgetOptWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
 
     def larger(self, planned: Sequence[int], shape: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ class Notices:
             f"{show_bytes(peak)}, {verdict} the budget of {show_bytes(limit)}. Gradients stay exact. "
             "Call budgetopt.fit again, with the largest batch, to plan for it.",
             BudgetOptWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def _peak(self, planned: Sequence[int], shape: Sequence[int]) -> tuple[int, str]:

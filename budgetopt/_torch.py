@@ -49,6 +49,7 @@ __all__ = [
 
 _C: Any = torch._C
 _NEEDED = (
+    "_current_graph_task_id",
     "_AutoDispatchBelowAutograd",
     "_DisableAutocast",
     "_are_functorch_transforms_active",
@@ -234,6 +235,22 @@ def pop_hooks() -> None:
 def profiler_running() -> bool:
     """Whether a profiler is collecting: starting another would lose what the outer one has."""
     return bool(_C._autograd._profiler_enabled())
+
+
+def user_profiler_running() -> bool:
+    """Whether one is collecting that was started through torch's own classes, as a user does."""
+    return profiler_running() and bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+def attach(tensor: torch.Tensor, mark: object) -> None:
+    """Let an object live as long as the node of autograd's graph that made `tensor`."""
+    node: Any = tensor.grad_fn
+    node.metadata[__name__] = mark
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside of a backward pass."""
+    return bool(_C._current_graph_task_id() != -1)
 
 
 class MemoryProfiler:
