@@ -189,12 +189,16 @@ class PlannedForward:
         if observer is not None:
             observer.entered(() if first is None else tuple(first.shape))
         whole = False
+        pack, before = _bound_pack(recorder), _torch.modes()
         try:
-            with torch.autograd.graph.saved_tensors_hooks(_bound_pack(recorder), unpack), recorder:
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
                 out = forward(*args, **kwargs)
             whole = True
             return out
         finally:
+            # Ctrl-C at the door of a with statement leaves open what it entered.
+            _torch.back_to(before)
+            _torch.take_off(pack)
             self.region.ended(recorder, whole=whole)
             if observer is not None:
                 observer.left()

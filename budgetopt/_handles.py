@@ -126,8 +126,15 @@ class _Waiting:
         self.source = source
         self.geometry = seen
         self.call = call
-        self.done = False
         source.pending += 1
+        self.done = False
+
+    def unsettled(self) -> bool:
+        """Whether somebody still counts on it; not where Ctrl-C came before it was whole."""
+        try:
+            return not self.done
+        except AttributeError:
+            return False
 
 
 class Handle(_Waiting):
@@ -160,7 +167,7 @@ class Handle(_Waiting):
             value.made = storage if value.pending > 0 else None
 
     def __del__(self) -> None:
-        if not self.done:
+        if self.unsettled():
             self.done = True
             self.source.pending -= 1
             if self.source.pending <= 0:
@@ -184,7 +191,7 @@ class HalfHandle(_Waiting):
             return _look(self.geometry, storage)
 
     def __del__(self) -> None:
-        if not self.done:
+        if self.unsettled():
             self.done = True
             self.source.let_go()
 

@@ -5,12 +5,13 @@ All sizes are bytes and all times nanoseconds, as exact integers.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from budgetopt._arguments import CHOICES
 from budgetopt._errors import BudgetOptError, PlanMismatchError
@@ -21,13 +22,20 @@ Form = TypeVar("Form", bound="Saved")
 
 
 class Strict(BaseModel):
-    """Unknown keys are errors: a typo in a hand-edited plan must not pass."""
+    """Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Saved(Strict):
-    """A model that lives in a file."""
+    """A model that lives in a file.
+
+    Attributes:
+        seal: in the file alone, the hash of the rest: what was changed since it was written was never tried, and may
+            train wrongly. Files of older versions have none.
+    """
+
+    seal: str = Field(default="", exclude=True, repr=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to `path` as JSON, whole or not at all.
@@ -35,7 +43,8 @@ class Saved(Strict):
         Raises:
             BudgetOptError: the folder can't be written to.
         """
-        write_atomically(Path(path), (self.model_dump_json(indent=2) + "\n").encode())
+        text = self.model_dump_json(indent=2).removeprefix("{\n")
+        write_atomically(Path(path), f'{{\n  "seal": "{self._hash()}",\n{text}\n'.encode())
 
     @classmethod
     def load(cls: type[Form], path: str | os.PathLike[str]) -> Form:
@@ -43,7 +52,7 @@ class Saved(Strict):
 
         Raises:
             BudgetOptError: there is no such file.
-            PlanMismatchError: the file is no such JSON, cut off, or of a newer version.
+            PlanMismatchError: the file is no such JSON, cut off, changed, or of a newer version.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -52,15 +61,24 @@ class Saved(Strict):
         except UnicodeDecodeError as error:
             raise PlanMismatchError(f"{str(path)!r} is not a {cls.__name__} of budgetopt: {error}") from error
         try:
-            return cls.model_validate_json(text)
+            found = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
-            found = f", not {first['input']!r}" if first["type"] == "literal_error" else ""
+            instead = f", not {first['input']!r}" if first["type"] == "literal_error" else ""
             raise PlanMismatchError(
                 f"{str(path)!r} is not a {cls.__name__} that this version of budgetopt reads: "
-                f"{where}: {first['msg']}{found}. Delete it to have it made anew."
+                f"{where}: {first['msg']}{instead}. Delete it to have it made anew."
             ) from error
+        if found.seal not in ("", found._hash()):
+            raise PlanMismatchError(
+                f"{str(path)!r} was changed after it was written, so nobody knows whether it trains right. Delete it "
+                "to have it made anew; exclude= and allow= say what may be planned."
+            )
+        return found.model_copy(update={"seal": ""})
+
+    def _hash(self) -> str:
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

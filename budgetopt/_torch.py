@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _python_dispatch as _dispatch_module
 from torch.utils._python_dispatch import TorchDispatchMode as _Mode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -48,12 +49,15 @@ __all__ = [
 ]
 
 _C: Any = torch._C
+_python_dispatch: Any = _dispatch_module
 _NEEDED = (
     "_current_graph_task_id",
     "_AutoDispatchBelowAutograd",
     "_DisableAutocast",
     "_are_functorch_transforms_active",
+    "_dispatch_key_parse",
     "_dispatch_tls_is_dispatch_key_excluded",
+    "_dispatch_tls_is_dispatch_key_included",
     "_dispatch_tls_set_dispatch_key_excluded",
     "_len_torch_dispatch_stack",
     "_len_torch_function_stack",
@@ -88,6 +92,7 @@ def bare(mode: Any) -> Any:
 _is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
 _exclude: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_excluded
 _PYTHON = _C.DispatchKey.Python
+_VMAP = _C._dispatch_key_parse("VmapMode")
 _IN_PLACE = _C.DispatchKey.ADInplaceOrView
 CPU: Any = _C._autograd.DeviceType.CPU
 
@@ -222,6 +227,43 @@ def outer_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     return pair if pair is None else (pair[0], pair[1])
 
 
+def take_off(pack: Callable[..., Any]) -> None:
+    """Take off the saved-tensor hooks in force, if they are these."""
+    pair = _C._autograd._top_saved_tensors_default_hooks(True)
+    if pair is not None and pair[0] is pack:
+        pop_hooks()
+
+
+_FLAGS = [
+    name
+    for name in (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    )
+    if hasattr(_python_dispatch, name)
+]
+
+
+def modes() -> tuple[int, list[bool]]:
+    """How many dispatch modes are on, and what torch notes of them."""
+    return int(_C._len_torch_dispatch_stack()), [getattr(_python_dispatch, name) for name in _FLAGS]
+
+
+def back_to(before: tuple[int, list[bool]]) -> None:
+    """Take off the modes that came after :func:`modes` said so, and note what torch noted then."""
+    now = modes()
+    if now == before:
+        return
+    for _ in range(now[0] - before[0]):
+        _python_dispatch._pop_mode()
+    for name, flag in zip(_FLAGS, before[1], strict=True):
+        setattr(_python_dispatch, name, flag)
+    tell = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
+    if tell is not None:
+        tell(before[1][-1])
+
+
 def push_hooks(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
     """Put saved-tensor hooks in force, beyond what a with statement can nest."""
     _C._autograd._push_saved_tensors_default_hooks(pack, unpack)
@@ -314,6 +356,9 @@ def calm() -> bool:
 @contextmanager
 def _no_vmap_mode() -> Iterator[None]:
     """Batched gradients run unpack inside vmap's mode, where random operators refuse to run."""
+    if not _C._dispatch_tls_is_dispatch_key_included(_VMAP):
+        yield  # and nothing is touched that Ctrl-C could leave touched
+        return
     depth = 0
     # The nesting level is only told by the call that lowers it: raise it once to learn it.
     level = _C._vmapmode_increment_nesting()

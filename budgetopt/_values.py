@@ -247,8 +247,9 @@ class Call:
         self.abandoned: Callable[[], None] | None = None
 
     def __del__(self) -> None:
-        if self.abandoned is not None and not self.used:
-            self.abandoned()
+        abandoned = getattr(self, "abandoned", None)  # Ctrl-C may come before it is whole
+        if abandoned is not None and not self.used:
+            abandoned()
 
 
 def modified(shape: Any, version: int, expected: int) -> RuntimeError:

@@ -74,7 +74,7 @@ def case(group: str, trouble: str, outcome: Outcome, *, threads: str = "") -> Ca
 
 def cases() -> list[Case]:
     """All of them, in the order of the files and of what is in them."""
-    for path in sorted(FOLDER.glob("test_*.py")):
+    for path in sorted([*FOLDER.glob("test_*.py"), FOLDER / "elsewhere.py"]):
         importlib.import_module(f"tests.robustness.{path.stem}")
     return sorted(_FOUND.values(), key=lambda one: (one.file, one.line))
 
