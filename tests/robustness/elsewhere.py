@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests import (
     test_batch,
+    test_executor_usage,
     test_interrupted,
     test_leaks,
     test_optimizer_step,
@@ -48,6 +49,7 @@ case("Company", "Ctrl-C, anywhere in fitting", "as plain")(test_interrupted.test
 case("Company", "an error, anywhere in fitting", "fallback")(
     test_interrupted.test_an_error_anywhere_is_undone_or_planned_around
 )
+case("Company", "two models train in two threads", "exact")(test_executor_usage.test_two_models_in_two_threads)
 case("Autograd", "memory grows with forwards that have no backward, with errors, with Ctrl-C", "exact",
      threads="pytorch#154642, pytorch#84413, DeepSpeed#1698")(test_leaks.test_growth_is_that_of_plain)  # fmt: skip
 case("Engines", "CBC is missing or broken", "fallback", threads="pulp#866, pulp#765, snakemake#3007")(
