@@ -98,7 +98,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             step: Step | None = self.steps[index]
         else:
             step = self._by_key(info.name, index, args)
-        if step is not None and not step.record and not info.written:
+        if step is not None and not (step.record or info.written or info.pieces):
             return info.call(*args, **kwargs) if kwargs else info.call(*args)
         try:
             op = self._begin(info, index, step, args, kwargs)

@@ -34,13 +34,17 @@ class Survey:
     Attributes:
         saved: per module, the sizes of the storages first saved inside it. total: bytes of all.
         avoid: modules that do not bear hooks. failed: the innermost module that was left last.
+        holds: the graph keeps what it saves, for a backward pass within the forward; else it takes no memory.
     """
 
-    def __init__(self, model: torch.nn.Module, resident: set[int], avoid: frozenset[torch.nn.Module]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, resident: set[int], avoid: frozenset[torch.nn.Module], holds: bool
+    ) -> None:
         self.saved: dict[torch.nn.Module, list[int]] = {}
         self.total = 0
         self.stack: list[torch.nn.Module] = []
         self.avoid = avoid
+        self.holds = holds
         self.failed: torch.nn.Module | None = None
         self._hooked = False
         self._seen: dict[int, weakref.ref[Any]] = {}
@@ -68,12 +72,18 @@ class Survey:
         """Have hooks in force except in modules that do not bear them."""
         wanted = not off and not (self.stack and self.stack[-1] in self.avoid)
         if wanted and not self._hooked:
-            _torch.push_hooks(self.pack, _never)
+            _torch.push_hooks(self.pack, _saved)
         elif self._hooked and not wanted:
             _torch.pop_hooks()
         self._hooked = wanted
 
-    def pack(self, tensor: torch.Tensor) -> None:
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        self._count(tensor)
+        if not self.holds:
+            return None
+        return _torch.alias(tensor) if type(tensor) in PLAIN else tensor.detach()
+
+    def _count(self, tensor: torch.Tensor) -> None:
         if type(tensor) not in PLAIN or not is_plain(tensor):
             return
         storage = tensor.untyped_storage()
@@ -91,8 +101,14 @@ class Survey:
         return sum(self.saved.get(module, ()))
 
 
-def _never(packed: Any) -> torch.Tensor:
-    raise RuntimeError("the survey's graph has no backward pass")
+class _Differentiated(Exception):
+    """A graph that holds nothing was asked for what it saved: the step has backward passes of its own."""
+
+
+def _saved(packed: torch.Tensor | None) -> torch.Tensor:
+    if packed is None:
+        raise _Differentiated
+    return packed
 
 
 @contextmanager
@@ -111,16 +127,20 @@ def survey(model: torch.nn.Module, step: Step, resident: set[int]) -> Survey:
     """Run the forward and note what would be saved where.
 
     Modules in which torch forbids saved-tensor hooks (``torch.func.grad`` does) are found by its error and
-    left out in another run.
+    left out in another run. Steps that differentiate (a gradient's penalty, forces, accumulation) run again with a
+    graph that holds what they need.
     """
     avoid: frozenset[torch.nn.Module] = frozenset()
+    holds = False
     while True:
-        found = Survey(model, resident, avoid)
+        found = Survey(model, resident, avoid, holds)
         try:
             with module_hooks(found.entered, found.left):
                 found.look()
                 step.forward(model)
             return found
+        except _Differentiated:
+            holds = True
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error) or found.failed is None or found.failed in avoid:
                 raise

@@ -48,15 +48,15 @@ def _larger(inner: st.SearchStrategy[Part]) -> st.SearchStrategy[Part]:
     )
 
 
-def models(behind: bool = False) -> st.SearchStrategy[Model]:
-    """Models of up to a dozen layers or so."""
+def models(behind: bool = False, scale: int = 1) -> st.SearchStrategy[Model]:
+    """Models of up to a dozen layers or so; batch, length and width each `scale` times as large."""
     part = st.recursive(words(behind), _larger, max_leaves=6)
     return st.builds(
         Model,
         body=st.lists(part, min_size=1, max_size=4).map(lambda found: Seq(*found)),
-        batch=st.integers(2, 4),
-        length=st.sampled_from([2, 4]),
-        width=st.sampled_from([4, 8]),
+        batch=st.integers(2, 4).map(scale.__mul__),
+        length=st.sampled_from([2 * scale, 4 * scale]),
+        width=st.sampled_from([4 * scale, 8 * scale]),
         stem=st.sampled_from(["linear", "linear", "embedding", "none"]),
         output=st.sampled_from(["tensor", "tuple", "dict", "loss"]),
         outer=st.sampled_from([False, False, False, True]),

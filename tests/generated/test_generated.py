@@ -1,0 +1,68 @@
+"""Models that nobody thought of: each trains beside its plain copy, to the bit.
+
+CI draws the same few hundred every time. By hand, thousands of others::
+
+    GENERATED=5000 pytest -m slow tests/generated
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from tests.generated.check import all_plans, dropped_by_lot
+from tests.generated.grammar import Model
+from tests.generated.strategies import models
+
+Test = Callable[..., None]
+EVERY: dict[str, Any] = {"deadline": None, "print_blob": True, "suppress_health_check": list(HealthCheck)}
+BY_HAND = int(os.environ.get("GENERATED", "1000"))
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own, and that another batch runs other operators
+
+
+def _by_lot(description: Model, seed: int, whole: bool) -> None:
+    event("trains" if dropped_by_lot(description, seed, whole) else "fails, and so does plain")
+
+
+def _all_plans(description: Model, seed: int, batch: int, share: float) -> None:
+    event(all_plans(description, seed, batch, share))
+
+
+def _given_lots(test: Test) -> Test:
+    return given(models(), seed=st.integers(0, 1 << 16), whole=st.booleans())(test)
+
+
+def _given_plans(test: Test) -> Test:
+    drawn = {"seed": st.integers(0, 1 << 16), "batch": st.integers(1, 6), "share": st.floats(0, 1)}
+    return given(models(behind=True, scale=2), **drawn)(test)
+
+
+@settings(max_examples=500, derandomize=True, **EVERY)
+@_given_lots
+def test_values_dropped_by_lot(description: Model, seed: int, whole: bool) -> None:
+    _by_lot(description, seed, whole)
+
+
+@settings(max_examples=50, derandomize=True, **EVERY)
+@_given_plans
+def test_plans_by_lot_in_fp16_and_solved(description: Model, seed: int, batch: int, share: float) -> None:
+    _all_plans(description, seed, batch, share)
+
+
+@pytest.mark.slow
+@settings(max_examples=20 * BY_HAND, **EVERY)
+@_given_lots
+def test_many_more_values_dropped_by_lot(description: Model, seed: int, whole: bool) -> None:
+    _by_lot(description, seed, whole)
+
+
+@pytest.mark.slow
+@settings(max_examples=BY_HAND, **EVERY)
+@_given_plans
+def test_many_more_plans(description: Model, seed: int, batch: int, share: float) -> None:
+    _all_plans(description, seed, batch, share)
