@@ -28,6 +28,8 @@ _UNSEEN: Final = ("set_", "resize", "record_stream", "_local_scalar_dense", "rre
 _UNWRITTEN: Final = {"mkldnn_rnn_layer": frozenset({3})}
 """Results of which the operator leaves bytes unwritten: oneDNN's workspace. Its backward can't read those, or a
 plain step's gradients would be random; so they are not compared."""
+EMPTY: Final = ("aten.empty", "aten.new_empty")
+"""Operators that leave their result unwritten."""
 _FIRST_STATISTIC: Final = 3
 _SECOND_STATISTIC: Final = 4
 _TRAINING: Final = 5
@@ -91,7 +93,7 @@ class Info:
         self.generator = any(a.name == "generator" for a in arguments)
         base = schema.name.rpartition("::")[2]
         self.batch_norm = base in _BATCH_NORMS or base in _BATCH_NORMS_CUDA
-        self.empty = func.namespace == "aten" and base.startswith(("empty", "new_empty"))
+        self.empty = self.name.startswith(EMPTY)
         self.unwritten = _UNWRITTEN.get(base, frozenset())
         self.pieces = func.namespace == "aten" and base.startswith("unsafe_")
         self.opaque = _why_opaque(func, base, bool(self.written))

@@ -339,11 +339,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             if half is not None:
                 return HalfHandle(half, geometry(tensor), self.call)
             return self._keep_crossing(tensor, storage)
-        if value.choice == _RECOMPUTE and value.op is not None:
+        if value.op is not None and value.op.info.empty:
+            packed: Any = self._keep(tensor, value)  # nobody was seen to write to it, and yet autograd wants it
+        elif value.choice == _RECOMPUTE and value.op is not None:
             dtype = tensor.dtype
             bits = tensor.is_neg() | (dtype.is_complex and tensor.is_conj()) << 1
             seen = (tensor.shape, tensor.stride(), tensor.storage_offset(), dtype, bits)
-            packed: Any = Handle(value, seen, self.call)
+            packed = Handle(value, seen, self.call)
             if value.tensor is None:
                 value.saved_as(tensor)
             if self.call.verify and value.digest is None and value.slot not in value.op.info.unwritten:

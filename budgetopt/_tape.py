@@ -17,7 +17,7 @@ from budgetopt import _device, _torch
 from budgetopt._codec import WIDE
 from budgetopt._draft import Draft, Storage, Watch
 from budgetopt._engine import Edge
-from budgetopt._operators import PLAIN, Info, describe, is_plain, ranks, tensors, written_tensors
+from budgetopt._operators import EMPTY, PLAIN, Info, describe, is_plain, ranks, tensors, written_tensors
 from budgetopt._record import SNAPSHOT_LIMIT
 from budgetopt._schema import OperatorRecord, ValueRecord
 from budgetopt.solvers.problem import OUTSIDE, Kind
@@ -247,9 +247,16 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[misc]
         self._poll()
         index = self._find(storage)
         number = len(self.handles)
-        self.handles.append(self._storages[index].value)
+        value = self._storages[index].value
+        self.handles.append(value)
+        self._unwritten(self.values[value]["operator"])
         self.events.append((Kind.PACK, number))
         return number
+
+    def _unwritten(self, operator: int) -> None:
+        """Autograd saved what `operator` made: an ``empty`` that nobody was seen to fill can't be made again."""
+        if operator != OUTSIDE and self.drafts[operator].name.startswith(EMPTY):
+            self.drafts[operator].blocked = "what it made is filled where the dispatcher does not see it"
 
     def unpacked(self, handle: int, storage: torch.UntypedStorage) -> None:
         """The backward pass asked for it and got `storage`."""

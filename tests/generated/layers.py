@@ -50,6 +50,19 @@ class First(nn.Module):
         return out
 
 
+class Paired(nn.Module):
+    """A product of two. In float32: autocast would cast inside of it, though not where any dispatch mode is on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Bilinear(width, width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            out: Tensor = self.inner(h.float(), h.float().sin())
+        return out
+
+
 class Embedded(nn.Module):
     """Learned vectors chosen by what is largest."""
 
@@ -168,7 +181,7 @@ LAYERS: dict[str, dict[str, Builder]] = {
         "linear": lambda w: nn.Linear(w, w),
         "linear_without_bias": lambda w: nn.Linear(w, w, bias=False),
         "mlp": lambda w: nn.Sequential(nn.Linear(w, 2 * w), nn.ReLU(inplace=True), nn.Linear(2 * w, w)),
-        "bilinear": lambda w: First(_Pair(nn.Bilinear(w, w, w))),
+        "bilinear": Paired,
         "scaled": Scaled,
         "embedding": Embedded,
         "parallel_weights": ParallelWeights,
@@ -218,15 +231,6 @@ LAYERS: dict[str, dict[str, Builder]] = {
         "ring": Ring,
     },
 }
-
-
-class _Pair(nn.Module):
-    def __init__(self, inner: nn.Bilinear) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, h: Tensor) -> tuple[Tensor]:
-        return (self.inner(h, h.sin()),)
 
 
 BUILDERS: dict[str, Builder] = {name: build for table in LAYERS.values() for name, build in table.items()}

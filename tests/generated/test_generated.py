@@ -8,7 +8,6 @@ CI draws the same few hundred every time. By hand, thousands of others::
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from tests.generated.check import all_plans, dropped_by_lot
 from tests.generated.grammar import Model
 from tests.generated.strategies import models
 
-Test = Callable[..., None]
 EVERY: dict[str, Any] = {"deadline": None, "print_blob": True, "suppress_health_check": list(HealthCheck)}
 BY_HAND = int(os.environ.get("GENERATED", "1000"))
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own, and that another batch runs other operators
@@ -33,36 +31,37 @@ def _all_plans(description: Model, seed: int, batch: int, share: float) -> None:
     event(all_plans(description, seed, batch, share))
 
 
-def _given_lots(test: Test) -> Test:
-    return given(models(), seed=st.integers(0, 1 << 16), whole=st.booleans())(test)
-
-
-def _given_plans(test: Test) -> Test:
-    drawn = {"seed": st.integers(0, 1 << 16), "batch": st.integers(1, 6), "share": st.floats(0, 1)}
-    return given(models(behind=True, scale=2), **drawn)(test)
+COIN = st.integers(0, 1 << 16)
+LOTS: dict[str, Any] = {"description": models(), "seed": COIN, "whole": st.booleans()}
+PLANS: dict[str, Any] = {
+    "description": models(behind=True, scale=2),
+    "seed": COIN,
+    "batch": st.integers(1, 6),
+    "share": st.floats(0, 1),
+}
 
 
 @settings(max_examples=500, derandomize=True, **EVERY)
-@_given_lots
+@given(**LOTS)
 def test_values_dropped_by_lot(description: Model, seed: int, whole: bool) -> None:
     _by_lot(description, seed, whole)
 
 
 @settings(max_examples=50, derandomize=True, **EVERY)
-@_given_plans
+@given(**PLANS)
 def test_plans_by_lot_in_fp16_and_solved(description: Model, seed: int, batch: int, share: float) -> None:
     _all_plans(description, seed, batch, share)
 
 
 @pytest.mark.slow
 @settings(max_examples=20 * BY_HAND, **EVERY)
-@_given_lots
+@given(**LOTS)
 def test_many_more_values_dropped_by_lot(description: Model, seed: int, whole: bool) -> None:
     _by_lot(description, seed, whole)
 
 
 @pytest.mark.slow
 @settings(max_examples=BY_HAND, **EVERY)
-@_given_plans
+@given(**PLANS)
 def test_many_more_plans(description: Model, seed: int, batch: int, share: float) -> None:
     _all_plans(description, seed, batch, share)
