@@ -18,7 +18,7 @@ class SavedTwice(torch.autograd.Function):
         return y * x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         x, y = ctx.saved_tensors
         again, _ = ctx.saved_tensors
         return grad * (y + x.cos() * again)
@@ -34,7 +34,7 @@ class NotAnOutput(torch.autograd.Function):
         return between * between
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         between, part = ctx.saved_tensors
         return grad * 2 * between * (1 - between * between) + 0 * part.sum()
 
@@ -48,7 +48,7 @@ class OnTheContext(torch.autograd.Function):
         return x.sin()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad * ctx.x.cos()
 
 
@@ -63,7 +63,7 @@ class Dirty(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         (y,) = ctx.saved_tensors
         return grad * y * (y < 3)
 
@@ -77,7 +77,7 @@ class OwnCheckpoint(torch.autograd.Function):
         return x.sin().exp()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
@@ -90,7 +90,7 @@ class NewStyle(torch.autograd.Function):
     """Forward and set-up apart."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor) -> Tensor:
         return x.cos()
 
     @staticmethod
@@ -98,7 +98,7 @@ class NewStyle(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         x, y = ctx.saved_tensors
         return -grad * x.sin() + 0 * y
 
@@ -114,7 +114,7 @@ class TwoOutputs(torch.autograd.Function):
         return a, b
 
     @staticmethod
-    def backward(ctx: Any, grad_a: Tensor | None, grad_b: Tensor | None) -> Tensor | None:  # type: ignore[override]
+    def backward(ctx: Any, grad_a: Tensor | None, grad_b: Tensor | None) -> Any:
         x, a = ctx.saved_tensors
         found = None if grad_a is None else grad_a * x.cos() + 0 * a
         return found if grad_b is None else (0 if found is None else found) + grad_b * 2 * x

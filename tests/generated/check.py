@@ -109,7 +109,7 @@ def dropped_by_lot(description: Model, seed: int, whole: bool) -> bool:
     """
     both = pair(description)
     model = description.build()
-    paths = [""] if whole else [f"body.{number}" for number, _ in enumerate(model.body.children())]  # type: ignore[operator, union-attr]
+    paths = [""] if whole else [f"body.{name}" for name, _ in model.get_submodule("body").named_children()]
     force(model, by_lot(seed), paths, snapshot=True)
     plain = both.plain()
     both.compare(plain, trained(model, both.samples, both.step))

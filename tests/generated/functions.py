@@ -84,13 +84,17 @@ def _self_attended(h: Tensor) -> Tensor:
     return torch.bmm(torch.softmax(torch.bmm(h, h.transpose(1, 2)) / 4, -1), h)
 
 
+def _in_heads(h: Tensor) -> Tensor:
+    return h.view(*h.shape[:2], 2, -1).transpose(1, 2)
+
+
 def _attended(h: Tensor) -> Tensor:
-    q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in (h, h.sin(), h.tanh()))
+    q, k, v = (_in_heads(part) for part in (h, h.sin(), h.tanh()))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(h.shape)
 
 
 def _attended_with_dropout(h: Tensor) -> Tensor:
-    q = h.unflatten(-1, (2, -1)).transpose(1, 2)
+    q = _in_heads(h)
     return F.scaled_dot_product_attention(q, q, q.sin(), dropout_p=0.3).transpose(1, 2).flatten(2)
 
 
@@ -149,15 +153,16 @@ def _added_at(h: Tensor) -> Tensor:
 
 
 def _spectral(h: Tensor) -> Tensor:
-    return torch.fft.irfft(torch.fft.rfft(h, dim=1) * torch.tensor(0.5 + 0.5j), n=h.size(1), dim=1)
+    found: Tensor = torch.fft.irfft(torch.fft.rfft(h, dim=1) * torch.tensor(0.5 + 0.5j), n=h.size(1), dim=1)
+    return found
 
 
 def _amplitude(h: Tensor) -> Tensor:
-    return torch.fft.fft(h, dim=-1).abs().log1p()
+    return torch.abs(torch.fft.fft(h, dim=-1)).log1p()
 
 
 def _imaginary(h: Tensor) -> Tensor:
-    z = torch.view_as_complex(h.unflatten(-1, (-1, 2)).contiguous())
+    z = torch.view_as_complex(h.reshape(*h.shape[:2], -1, 2))
     w = z.conj().imag * z.real
     return torch.cat([w, (z * z.conj()).real], dim=-1)
 
@@ -245,11 +250,11 @@ def _penalised_inside(h: Tensor) -> Tensor:
 
 
 def _vmapped(h: Tensor) -> Tensor:
-    return torch.func.vmap(lambda row: row.sin() * row.sum())(h).tanh()
+    return torch.tanh(torch.func.vmap(lambda row: row.sin() * row.sum())(h))
 
 
 def _func_grad(h: Tensor) -> Tensor:
-    return h.tanh() * torch.func.grad(lambda y: y.cos().sum())(h.detach())
+    return torch.mul(h.tanh(), torch.func.grad(lambda y: y.cos().sum())(h.detach()))
 
 
 ACTIVATIONS: dict[str, Function] = {
@@ -352,11 +357,11 @@ OWN: dict[str, Function] = {
     "saved_twice": own.SavedTwice.apply,
     "not_an_output": own.NotAnOutput.apply,
     "on_the_context": own.OnTheContext.apply,
-    "dirty": lambda h: own.Dirty.apply(h * 1),
+    "dirty": lambda h: own.Dirty.apply(h * 1),  # type: ignore[no-untyped-call]
     "own_checkpoint": own.OwnCheckpoint.apply,
     "new_style": own.NewStyle.apply,
-    "two_outputs": lambda h: own.TwoOutputs.apply(h)[0],
-    "both_outputs": lambda h: torch.add(*own.TwoOutputs.apply(h)),
+    "two_outputs": lambda h: own.TwoOutputs.apply(h)[0],  # type: ignore[no-untyped-call]
+    "both_outputs": lambda h: torch.add(*own.TwoOutputs.apply(h)),  # type: ignore[no-untyped-call]
 }
 BEHIND: dict[str, Function] = {
     "numpy_into_empty": _numpy_into_empty,

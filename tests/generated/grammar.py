@@ -182,7 +182,7 @@ class NoGrad:
     def build(self, width: int) -> nn.Module:
         def run(h: Tensor, body: nn.Module) -> Tensor:
             with torch.no_grad():
-                gate = body(h.clone())
+                gate: Tensor = body(h.clone())
             return h * gate.sigmoid()
 
         return Applied(run, {"body": self.body.build(width)})

@@ -31,7 +31,7 @@ class AsImage(nn.Module):
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def forward(self, h: Tensor) -> Tensor:
-        image = h.transpose(1, 2).unflatten(2, (-1, 2)).contiguous(memory_format=self.layout)
+        image = h.transpose(1, 2).reshape(h.size(0), h.size(2), -1, 2).contiguous(memory_format=self.layout)
         out: Tensor = self.inner(image)
         return out.flatten(2).transpose(1, 2)
 
@@ -94,7 +94,7 @@ class ComplexScaled(nn.Module):
         self.scale = nn.Parameter(torch.polar(torch.ones(width), torch.linspace(0, 1, width)))
 
     def forward(self, h: Tensor) -> Tensor:
-        return torch.fft.ifft(torch.fft.fft(h, dim=1) * self.scale, dim=1).real
+        return torch.real(torch.fft.ifft(torch.fft.fft(h, dim=1) * self.scale, dim=1))
 
 
 class RunningMean(nn.Module):
