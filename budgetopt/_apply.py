@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from budgetopt import _device, _torch
-from budgetopt._handles import unpack
+from budgetopt._handles import unpacking
 from budgetopt._notices import Notices
 from budgetopt._numbering import Numbering
 from budgetopt._operators import Info
@@ -77,6 +77,7 @@ class Region:
         self.sizes = [prod(shape) for shape in shapes]
         self.notices = notices
         self.counters = Counters()
+        self.unpack = unpacking(path)
         self.verify = False
         self.observer: Observer | None = None
         self.policy: Callable[[Script | None], Policy] = PlanPolicy
@@ -191,7 +192,7 @@ class PlannedForward:
         whole = False
         pack, before = _bound_pack(recorder), _torch.modes()
         try:
-            with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
+            with torch.autograd.graph.saved_tensors_hooks(pack, self.region.unpack), recorder:
                 out = forward(*args, **kwargs)
             whole = True
             return out

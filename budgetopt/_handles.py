@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from budgetopt import _codec, _torch
 from budgetopt._living import Living
 from budgetopt._replay import ready, replay
-from budgetopt._values import Call, Geometry, Saved, Value, look, modified
+from budgetopt._values import MODIFIED, Call, Geometry, Saved, Value, look, modified
 
 
 class Half(Saved):
@@ -203,7 +204,16 @@ def _look(seen: Geometry, storage: torch.UntypedStorage) -> torch.Tensor:
         return look(seen, storage)
 
 
-def unpack(packed: Any) -> torch.Tensor:
-    """The unpack hook: everything that our pack returns knows how to become a tensor again."""
-    tensor: torch.Tensor = packed.unpack()
-    return tensor
+def unpacking(path: str) -> Callable[[Any], torch.Tensor]:
+    """The unpack hook of the region at `path`: all that our pack returns knows how to become a tensor again."""
+
+    def unpack(packed: Any) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = packed.unpack()
+        except RuntimeError as error:
+            if str(error).startswith(MODIFIED):
+                error.args = (f"{error} The forward of {path or 'the model'} saved or read it.",)
+            raise
+        return tensor
+
+    return unpack

@@ -252,9 +252,11 @@ class Call:
             abandoned()
 
 
+MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation: "
+
+
 def modified(shape: Any, version: int, expected: int) -> RuntimeError:
     """The error that plain autograd raises."""
     return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"a tensor of shape {list(shape)} is at version {version}; expected version {expected} instead."
+        f"{MODIFIED}a tensor of shape {list(shape)} is at version {version}; expected version {expected} instead."
     )
