@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from budgetopt import _device, _torch
-from budgetopt._handles import unpacking
+from budgetopt._handles import unpack
 from budgetopt._notices import Notices
 from budgetopt._numbering import Numbering
 from budgetopt._operators import Info
@@ -49,8 +49,11 @@ class PlanPolicy:
 class Around(Protocol):
     """Who stands around the calls of a module."""
 
-    def around(self, planned: PlannedForward, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Call it."""
+    def around(self, planned: PlannedForward, model: torch.nn.Module, compiled: bool, args: Any, kwargs: Any) -> Any:
+        """Call it, where gradients are wanted."""
+
+    def pause(self) -> None:
+        """It is called without gradients."""
 
 
 class Region:
@@ -77,7 +80,7 @@ class Region:
         self.sizes = [prod(shape) for shape in shapes]
         self.notices = notices
         self.counters = Counters()
-        self.unpack = unpacking(path)
+        self.unpack = functools.partial(unpack, path)
         self.verify = False
         self.observer: Observer | None = None
         self.policy: Callable[[Script | None], Policy] = PlanPolicy
@@ -110,6 +113,17 @@ class Region:
         if self.verify:
             self.watched.append((call, recorder.call))
         return recorder
+
+    def bypassed(self) -> None:
+        """A call ran without a recorder because torch forbids hooks there: count it and say so."""
+        self.counters.bypassed += 1
+        if self.notices is not None:
+            self.notices.bypasses(self.path)
+
+    def compiled(self) -> None:
+        """A call came from compiled code."""
+        if self.notices is not None:
+            self.notices.compiled(self.path)
 
     def _abandoned(self, number: int) -> None:
         """A call went without a backward pass, as after an error: its number is given again."""
@@ -168,19 +182,30 @@ class PlannedForward:
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, recorded, and watched if somebody does."""
+        """The module's forward, recorded where gradients are wanted, and watched if somebody does."""
+        if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+            if self.region.watch is not None:
+                self.region.watch.pause()
+            return self._original()(*args, **kwargs)
+        # While dynamo traces this, the flag is the constant True; the call then breaks its graph.
+        return self._recorded(torch.compiler.is_dynamo_compiling(), args, kwargs)
+
+    @_torch.eager
+    def _recorded(self, compiled: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watch, module = self.region.watch, self._module()
         if watch is None or module is None:
-            return self.planned(*args, **kwargs)
-        return watch.around(self, module, args, kwargs)
+            return self.planned(compiled, args, kwargs)
+        return watch.around(self, module, compiled, args, kwargs)
 
-    def planned(self, *args: Any, **kwargs: Any) -> Any:
+    def planned(self, compiled: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's forward, recorded."""
         forward = self._original()
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if _torch.tracing():
             return forward(*args, **kwargs)
+        if compiled:
+            self.region.compiled()
         if _torch.functorch_active() or not _torch.hooks_enabled():
-            self.region.counters.bypassed += 1
+            self.region.bypassed()
             return forward(*args, **kwargs)
         first = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
         recorder = self.region.recorder(first, (args, kwargs))

@@ -25,6 +25,7 @@ from budgetopt._fixed import device_of, require_plannable
 from budgetopt._optimizer import bytes_there
 from budgetopt._plan import Plan
 from budgetopt._profile import profile
+from budgetopt._regions import uncompiled
 from budgetopt._report import fit_line, scaled_note
 from budgetopt._schema import Profile
 from budgetopt._solve import solve, solver_options
@@ -135,6 +136,9 @@ def fit(
         if watch or replan:
             regions = _watch.watched(regions, _watch.Watch(made, optimizer, again))
         _apply.install(model, made, regions)
+        inside = uncompiled(model, dict.fromkeys(region.path for region in made.regions))
+        if inside:
+            job.notes.append(f"compiled functions run uncompiled in planned layers: {', '.join(inside)}")
         reused = saved is not None and made.regions == saved.plan.regions
         line = fit_line(made, reused=reused, notes=job.notes)
         if path is not None and (saved is None or made is not saved.plan):

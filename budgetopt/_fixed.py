@@ -49,15 +49,14 @@ def require_plannable(model: torch.nn.Module) -> None:
     """Raise where a plan could not take effect.
 
     Raises:
-        ProfileError: the model is a ScriptModule, or torch.compile was called on it or on a part of it.
+        ProfileError: the model is a ScriptModule, or torch.compile was called on it.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ProfileError("the model is a ScriptModule, whose forward can't be planned: give the module it came from")
-    compiled = [path for path, module in model.named_modules() if _torch.is_compiled(module)]
-    if compiled:
+    if _torch.is_compiled(model):
         raise ProfileError(
-            f"torch.compile was called on {compiled[0] or 'the model'}, and inside compiled code a plan has no effect: "
-            "give the plain model and train that one, or compile without a plan"
+            "torch.compile was called on the model, and compiled code can't be planned: give the plain model. Parts of "
+            "it may be compiled: they are left alone. Or compile after fit: what is planned then runs uncompiled"
         )
 
 

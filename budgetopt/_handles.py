@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -204,16 +203,12 @@ def _look(seen: Geometry, storage: torch.UntypedStorage) -> torch.Tensor:
         return look(seen, storage)
 
 
-def unpacking(path: str) -> Callable[[Any], torch.Tensor]:
+def unpack(path: str, packed: Any) -> torch.Tensor:
     """The unpack hook of the region at `path`: all that our pack returns knows how to become a tensor again."""
-
-    def unpack(packed: Any) -> torch.Tensor:
-        try:
-            tensor: torch.Tensor = packed.unpack()
-        except RuntimeError as error:
-            if str(error).startswith(MODIFIED):
-                error.args = (f"{error} The forward of {path or 'the model'} saved or read it.",)
-            raise
-        return tensor
-
-    return unpack
+    try:
+        tensor: torch.Tensor = packed.unpack()
+    except RuntimeError as error:
+        if str(error).startswith(MODIFIED):
+            error.args = (f"{error} The forward of {path or 'the model'} saved or read it.",)
+        raise
+    return tensor

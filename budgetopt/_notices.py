@@ -18,6 +18,8 @@ class Notices:
         self.plan = plan
         self.differed = False
         self.grew = False
+        self.bypassed = False
+        self.broke = False
 
     def differs(self, path: str) -> None:
         """A region's call ran other operators than planned."""
@@ -30,6 +32,31 @@ class Notices:
             "Call budgetopt.fit again to plan for it.",
             BudgetOptWarning,
             stacklevel=7,
+        )
+
+    def bypasses(self, path: str) -> None:
+        """A region was called where torch forbids saved-tensor hooks."""
+        if self.bypassed:
+            return
+        self.bypassed = True
+        warnings.warn(
+            f"budgetopt: {path or 'the model'} was called in a torch.func transform, or where else torch forbids "
+            "saved-tensor hooks: there it runs as without a plan, exact, and takes the memory of a plain step.",
+            BudgetOptWarning,
+            stacklevel=5,
+        )
+
+    def compiled(self, path: str) -> None:
+        """A region was called from code that torch.compile made."""
+        if self.broke:
+            return
+        self.broke = True
+        warnings.warn(
+            f"budgetopt: torch.compile was called around {path or 'the model'}, which is planned: planned layers run "
+            "as they are, uncompiled, under their plan; what is around them is compiled. To have a layer compiled and "
+            "not planned, compile it before budgetopt.fit.",
+            BudgetOptWarning,
+            stacklevel=4,
         )
 
     def larger(self, planned: Sequence[int], shape: Sequence[int]) -> None:

@@ -206,5 +206,5 @@ def _module_names(model: torch.nn.Module, tape: Tape) -> Iterator[None]:
             stack.pop()
             tape.module = stack[-1]
 
-    with module_hooks(entered, left):
+    with module_hooks(model, entered, left):
         yield

@@ -46,8 +46,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile work inside the region instead of skipping every frame."""
-        return True
+        """Compiled functions inside the region run uncompiled: what their kernels write is seen by nobody."""
+        return False
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules import module as hooks
 
 from budgetopt import _torch
 from budgetopt._operators import PLAIN, is_plain
@@ -34,7 +33,7 @@ class Survey:
     Attributes:
         saved: per module, the sizes of the storages first saved inside it. total: bytes of all.
         avoid: modules that do not bear hooks. failed: the innermost module that was left last.
-        holds: the graph keeps what it saves, for a backward pass within the forward; else it takes no memory.
+        holds: what is saved stays, for a backward pass inside the forward. asked: there was one, in vain.
     """
 
     def __init__(
@@ -46,6 +45,7 @@ class Survey:
         self.avoid = avoid
         self.holds = holds
         self.failed: torch.nn.Module | None = None
+        self.asked = False
         self._hooked = False
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._resident = resident
@@ -72,18 +72,29 @@ class Survey:
         """Have hooks in force except in modules that do not bear them."""
         wanted = not off and not (self.stack and self.stack[-1] in self.avoid)
         if wanted and not self._hooked:
-            _torch.push_hooks(self.pack, _saved)
+            _torch.push_hooks(self.pack, self.unpack)
         elif self._hooked and not wanted:
             _torch.pop_hooks()
         self._hooked = wanted
 
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        self._count(tensor)
+    @_torch.eager
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Count it; what autograd holds for it is nothing, unless there will be a backward pass."""
+        self.count(tensor)
         if not self.holds:
             return None
         return _torch.alias(tensor) if type(tensor) in PLAIN else tensor.detach()
 
-    def _count(self, tensor: torch.Tensor) -> None:
+    @_torch.eager
+    def unpack(self, packed: Any) -> torch.Tensor:
+        """There is a backward pass inside the forward."""
+        if packed is None:
+            self.asked = True
+            raise RuntimeError("the survey's graph has no backward pass")
+        tensor: torch.Tensor = packed
+        return tensor
+
+    def count(self, tensor: torch.Tensor) -> None:
         if type(tensor) not in PLAIN or not is_plain(tensor):
             return
         storage = tensor.untyped_storage()
@@ -101,47 +112,60 @@ class Survey:
         return sum(self.saved.get(module, ()))
 
 
-class _Differentiated(Exception):
-    """A graph that holds nothing was asked for what it saved: the step has backward passes of its own."""
-
-
-def _saved(packed: torch.Tensor | None) -> torch.Tensor:
-    if packed is None:
-        raise _Differentiated
-    return packed
-
-
 @contextmanager
-def module_hooks(entered: Any, left: Any) -> Iterator[None]:
-    """Call `entered(module, args)` and `left(module, args, out)` around every module's forward."""
-    before = hooks.register_module_forward_pre_hook(entered)
-    after = hooks.register_module_forward_hook(left, always_call=True)
+def module_hooks(model: torch.nn.Module, entered: Any, left: Any) -> Iterator[None]:
+    """Call `entered(module, args)` and `left(module, args, out)` around every module's forward.
+
+    Compiled parts are left alone: hooks would become part of what is compiled.
+    """
+    compiled = compiled_parts(model)
+    handles = []
     try:
+        for module in model.modules():
+            if module not in compiled:
+                handles.append(module.register_forward_pre_hook(entered, prepend=True))
+                handles.append(module.register_forward_hook(left, always_call=True))
         yield
     finally:
-        before.remove()
-        after.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def compiled_parts(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """The modules that torch.compile was called on, and what is inside them."""
+    return {part for module in model.modules() if _torch.is_compiled(module) for part in module.modules()}
+
+
+def uncompiled(model: torch.nn.Module, paths: Iterable[str]) -> list[str]:
+    """Modules of these regions that hold or are run by a function that torch.compile made: it runs uncompiled there."""
+    return [
+        name
+        for path in paths
+        for name, module in model.get_submodule(path).named_modules(prefix=path)
+        if any(map(_torch.is_compiled_function, [type(module).forward, *vars(module).values()]))
+    ]
 
 
 def survey(model: torch.nn.Module, step: Step, resident: set[int]) -> Survey:
     """Run the forward and note what would be saved where.
 
     Modules in which torch forbids saved-tensor hooks (``torch.func.grad`` does) are found by its error and
-    left out in another run. Steps that differentiate (a gradient's penalty, forces, accumulation) run again with a
-    graph that holds what they need.
+    left out in another run. So is it that a step goes backward itself, as for a gradient penalty: then what
+    autograd saves has to be held.
     """
     avoid: frozenset[torch.nn.Module] = frozenset()
     holds = False
     while True:
         found = Survey(model, resident, avoid, holds)
         try:
-            with module_hooks(found.entered, found.left):
+            with module_hooks(model, found.entered, found.left):
                 found.look()
                 step.forward(model)
             return found
-        except _Differentiated:
-            holds = True
         except RuntimeError as error:
+            if found.asked and not holds:
+                holds = True
+                continue
             if "saved tensor hooks" not in str(error) or found.failed is None or found.failed in avoid:
                 raise
             avoid = avoid | {found.failed}
@@ -211,8 +235,11 @@ def _hold_enough(modules: Iterable[torch.nn.Module], found: Survey) -> bool:
 
 
 def _plannable(module: torch.nn.Module, found: Survey) -> bool:
-    """Nothing inside forbids hooks, or is TorchScript, which computes other bits under hooks or a mode."""
-    return not any(part in found.avoid or isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+    """Nothing inside forbids hooks, is TorchScript, which computes other bits under hooks or a mode, or is compiled."""
+    return not any(
+        part in found.avoid or isinstance(part, torch.jit.ScriptModule) or _torch.is_compiled(part)
+        for part in module.modules()
+    )
 
 
 def _rich(module: torch.nn.Module, found: Survey) -> bool:

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -30,9 +30,11 @@ __all__ = [
     "calm",
     "copy_storage",
     "counter",
+    "eager",
     "functorch_active",
     "hooks_enabled",
     "is_compiled",
+    "is_compiled_function",
     "is_zero",
     "look_modelled",
     "mark",
@@ -44,6 +46,7 @@ __all__ = [
     "push_hooks",
     "replay_environment",
     "storage_uses",
+    "tracing",
     "unseen",
     "without_bytes",
 ]
@@ -59,6 +62,7 @@ _NEEDED = (
     "_dispatch_tls_is_dispatch_key_excluded",
     "_dispatch_tls_is_dispatch_key_included",
     "_dispatch_tls_set_dispatch_key_excluded",
+    "_is_tracing",
     "_len_torch_dispatch_stack",
     "_len_torch_function_stack",
     "_storage_Use_Count",
@@ -80,13 +84,35 @@ def bare(mode: Any) -> Any:
     dynamo; telling dynamo's frame evaluator to leave the method's code and its callees alone costs nothing.
     Where that can't be told, the wrapper stays.
     """
-    frames: Any = getattr(_C._dynamo, "eval_frame", None)
     raw = getattr(mode.__torch_dispatch__, "__wrapped__", None)
-    if raw is not None and hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(raw.__code__, frames._FrameExecStrategy(skip, skip))
+    if raw is not None and _skip(raw):
         mode.__torch_dispatch__ = raw
     return mode
+
+
+def _skip(function: Any) -> bool:
+    """Have dynamo's frame evaluator leave a function and all that it calls alone; whether that can be told."""
+    frames: Any = getattr(_C._dynamo, "eval_frame", None)
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return False
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return True
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def eager(function: Function) -> Function:
+    """Decorator for what torch.compile must not look into: it breaks the graph there and runs it as it is.
+
+    ``torch.compiler.disable`` does the same, but imports dynamo, which takes seconds.
+    """
+    marked: Any = function
+    _skip(function)
+    marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = "budgetopt plans this layer: its operators are recorded one by one"
+    return function
 
 
 _is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
@@ -97,6 +123,8 @@ _IN_PLACE = _C.DispatchKey.ADInplaceOrView
 CPU: Any = _C._autograd.DeviceType.CPU
 
 functorch_active: Callable[[], bool] = _C._are_functorch_transforms_active
+tracing: Callable[[], bool] = _C._is_tracing
+"""Whether ``torch.jit.trace`` is watching."""
 hooks_enabled: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
 _set_versions: Callable[[Any, Any], None] = _C._autograd._unsafe_set_version_counter
 
@@ -326,6 +354,11 @@ def is_compiled(module: torch.nn.Module) -> bool:
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")  # loading dynamo takes a second, so never for this
     wrapped = frames is not None and isinstance(module, frames.OptimizedModule)
     return wrapped or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_compiled_function(something: Any) -> bool:
+    """Whether ``torch.compile`` made this function."""
+    return callable(something) and hasattr(something, "_torchdynamo_orig_callable")
 
 
 @contextmanager

@@ -57,20 +57,22 @@ class Watch:
         self._over = self._size = 0  # bytes of the last step that was over the budget, and of its sample
         self.rounds = 0
 
-    def around(self, planned: PlannedForward, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def around(self, planned: PlannedForward, model: torch.nn.Module, compiled: bool, args: Any, kwargs: Any) -> Any:
         """Call the model; a step begins with every call, or with the first of several."""
-        if threading.get_ident() != self._thread or torch.compiler.is_compiling():
-            return planned.planned(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            self._look_no_more()
-            return planned.planned(*args, **kwargs)
+        if threading.get_ident() != self._thread:
+            return planned.planned(compiled, args, kwargs)
         self._calls += 1
         if self._calls % self._per_step == 0 and self._begins(model, args, kwargs):
             return model.forward(*args, **kwargs)  # another plan is in place
-        out = planned.planned(*args, **kwargs)
+        out = planned.planned(compiled, args, kwargs)
         if self._looking is not None:
             self._looking.until_gone(out)
         return out
+
+    def pause(self) -> None:
+        """Something else than a step begins."""
+        if threading.get_ident() == self._thread:
+            self._look_no_more()
 
     def _begins(self, model: torch.nn.Module, args: Any, kwargs: Any) -> bool:
         """Whether another plan is in place."""

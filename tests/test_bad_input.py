@@ -364,8 +364,8 @@ def test_a_compiled_model(call: Callable[..., Any]) -> None:
     compiled = torch.compile(model, backend="eager")
     with refused(compiled, ProfileError, "torch.compile was called on the model.*give the plain model"):
         call(compiled, sample)
-    model.get_submodule("blocks.1.up").compile(backend="eager")
-    with refused(model, ProfileError, r"called on blocks\.1\.up"):
+    model.compile(backend="eager")
+    with refused(model, ProfileError, "compile after fit: what is planned then runs uncompiled"):
         call(model, sample)
 
 
