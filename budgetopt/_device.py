@@ -297,6 +297,11 @@ class _Cuda:
 _BACKENDS: dict[str, _Backend] = {"cpu": _Cpu(), "cuda": _Cuda()}
 
 
+def supported(device: torch.device) -> bool:
+    """Whether :func:`backend` knows this kind of device."""
+    return device.type in _BACKENDS
+
+
 def backend(device: torch.device) -> _Backend:
     """The functions for `device`.
 

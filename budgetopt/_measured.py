@@ -68,7 +68,7 @@ class Measuring:
         self.resident = Resident(model, how.sample, None if target is None else torch.device(target.kind))
         self.reserve = reserve
         self.fixed = self.resident.fixed(reserve.state)
-        self.states = random_states()
+        self.states = random_states(model)
         self.paths: list[str] = []
 
     def profile(self) -> Profile:

@@ -168,6 +168,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
             return None
         if info.random:
             op.rng = _random_state(args, kwargs or {})
+            return None if op.rng is None else op
         return op
 
     def _note(self, op: Operator, item: Any) -> Any:
@@ -414,14 +415,20 @@ def _with_scratch(info: Info, args: Any) -> list[Any]:
     return changed
 
 
-def _random_state(args: Any, kwargs: dict[str, Any]) -> tuple[torch.device, torch.Tensor]:
-    """The device on which a random operator draws, and the state of the generator that it draws from."""
-    device = next((t.device for t in tensors([args, kwargs])), kwargs.get("device") or torch.device("cpu"))
+def _random_state(args: Any, kwargs: dict[str, Any]) -> tuple[torch.device, torch.Tensor] | None:
+    """Where a random operator draws, and the state of the generator that it draws from; None if that is unknown."""
+    found = next((t.device for t in tensors([args, kwargs])), kwargs.get("device") or torch.device("cpu"))
+    device = torch.device(found)
+    if not _device.supported(device):
+        return None
     own = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Generator)), None)
-    return torch.device(device), (own if own is not None else _device.generator(torch.device(device))).get_state()
+    return device, (own if own is not None else _device.generator(device)).get_state()
 
 
 def _why_not(info: Info) -> str:
     if info.opaque:
         return info.opaque
-    return "it writes to what the region did not make" if info.written else "an argument is not a plain tensor"
+    if info.written:
+        return "it writes to what the region did not make"
+    other = ", or it draws on a device whose random state can't be read" if info.random else ""
+    return f"an argument is not a plain tensor{other}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections import OrderedDict
@@ -52,7 +53,7 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
 def restoring(model: torch.nn.Module) -> Iterator[None]:
     """Attributes of modules, random states and grad mode are afterwards as they were."""
     attributes = [(module, _copy_attributes(module)) for module in model.modules()]
-    states = random_states()
+    states = random_states(model)
     grad_mode = torch.is_grad_enabled()
 
     def restore() -> None:
@@ -123,8 +124,37 @@ def _refill(container: Any, kept: Any) -> None:
         container.update(kept)
 
 
-def random_states() -> dict[str, Any]:
+def _streams(attributes: dict[str, Any]) -> Iterator[Any]:
+    """The generators of random numbers that a module owns: torch's, Python's and numpy's."""
+    kinds: tuple[Any, ...] = (torch.Generator, random.Random)
+    if "numpy" in sys.modules:
+        kinds += (sys.modules["numpy"].random.Generator, sys.modules["numpy"].random.RandomState)
+    return (value for value in attributes.values() if isinstance(value, kinds))
+
+
+def _stream_state(owned: Any) -> Any:
+    if isinstance(owned, torch.Generator):
+        return owned.get_state()
+    if isinstance(owned, random.Random):
+        return owned.getstate()
+    return copy.deepcopy(owned.bit_generator.state) if hasattr(owned, "bit_generator") else owned.get_state()
+
+
+def _set_stream(owned: Any, state: Any) -> None:
+    if isinstance(owned, random.Random):
+        owned.setstate(state)
+    elif hasattr(owned, "bit_generator"):
+        owned.bit_generator.state = state
+    else:
+        owned.set_state(state)
+
+
+def random_states(model: torch.nn.Module | None = None) -> dict[str, Any]:
+    """Of the global streams and of those that a model's modules own."""
     states: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    modules = () if model is None else model.modules()
+    streams = (owned for module in modules for owned in _streams(vars(module)))
+    states["owned"] = [(owned, _stream_state(owned)) for owned in streams]
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
     if torch.cuda.is_available():
@@ -133,8 +163,11 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random(states: dict[str, Any]) -> None:
+    """Put every stream back to where it was."""
     random.setstate(states["python"])
     torch.set_rng_state(states["cpu"])
+    for owned, state in states["owned"]:
+        _set_stream(owned, state)
     if "numpy" in states:
         sys.modules["numpy"].random.set_state(states["numpy"])
     if "cuda" in states:

@@ -85,7 +85,7 @@ def verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
 
 
 def _verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
-    states = random_states()
+    states = random_states(job.model)
     runs, proven = [], 0
     for number, how in enumerate(job.steps):
         resident = Resident(job.model, how.sample)

@@ -103,7 +103,7 @@ def gradient_error(model: torch.nn.Module, how: Step, resident: Resident, exact:
 
     `plan` is installed afterwards. Both gradients are compared on the host in double precision.
     """
-    states = random_states()
+    states = random_states(model)
     reference = _gradients(model, how, resident, exact, states)
     measured = _gradients(model, how, resident, plan, states)
     off = sum(float((g.double() - r.double()).square().sum()) for g, r in zip(measured, reference, strict=True))
