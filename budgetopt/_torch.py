@@ -1,7 +1,7 @@
 """Every private torch interface that the executor needs, in one place and checked at import.
 
-Nothing else in the package names an underscore attribute of torch. Each function says what it is for
-and, where a public way exists, what the slower way would be.
+But for :mod:`budgetopt._switches`, nothing else in the package names an underscore attribute of torch. Each
+function says what it is for and, where a public way exists, what the slower way would be.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import torch
 
 from budgetopt import _torch
 from budgetopt._operators import Info
+from budgetopt._switches import current
 
 if TYPE_CHECKING:
     from budgetopt._handles import Half
@@ -232,9 +233,10 @@ class Call:
             (operator index, slot).
         used: a backward pass asked for something. abandoned: what to call if that never happens.
         number: counts all calls, in the order of their forwards. segment: the innermost one around it.
+        switches: under which it ran.
     """
 
-    __slots__ = ("abandoned", "counters", "failures", "lock", "number", "segment", "used", "verify")
+    __slots__ = ("abandoned", "counters", "failures", "lock", "number", "segment", "switches", "used", "verify")
 
     def __init__(self, counters: Counters, *, verify: bool = False, segment: Segment | None = None) -> None:
         self.number = next(_calls)
@@ -242,6 +244,7 @@ class Call:
         self.lock = threading.RLock() if segment is None else segment.lock
         self.verify = verify
         self.counters = counters
+        self.switches = current()
         self.failures: set[tuple[int, int]] = set()
         self.used = False
         self.abandoned: Callable[[], None] | None = None

@@ -1,0 +1,48 @@
+"""Process-wide switches that kernels read as they run: values are made again under those of their forward.
+
+``torch.backends.mkldnn.flags``, ``torch.backends.cudnn.flags``, deterministic algorithms, TF32: each may be set around
+the forward alone. They are noted once per region call; what a model switches inside of it, verifying finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_C: Any = torch._C
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
+
+
+def _set_deterministic(wanted: tuple[bool, bool]) -> None:
+    _C._set_deterministic_algorithms(wanted[0], warn_only=wanted[1])
+
+
+_NAMES = ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")
+_PRECISIONS = ("float32_matmul_precision", "cudnn_allow_tf32")
+_READ: list[Callable[[], Any]] = [_deterministic, *(getattr(_C, f"_get_{name}") for name in _NAMES)]
+_READ_PRECISION: list[Callable[[], Any]] = [getattr(_C, f"_get_{name}") for name in _PRECISIONS]
+_SET: list[Callable[[Any], None]] = [_set_deterministic]
+_SET += [getattr(_C, f"_set_{name}") for name in (*_NAMES, *_PRECISIONS)]
+
+Switches = tuple[Any, ...]
+
+
+def current() -> Switches:
+    """How they are set now; precisions of float32 are left out where a program sets them by both of torch's ways."""
+    found = [read() for read in _READ]
+    try:
+        return (*found, *[read() for read in _READ_PRECISION])
+    except RuntimeError:
+        return tuple(found)
+
+
+def switch(before: Switches, wanted: Switches) -> None:
+    """Set those that are to change."""
+    for old, new, put in zip(before, wanted, _SET, strict=False):
+        if old != new:
+            put(new)
