@@ -9,25 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from budgetopt._torch import required
 
-_C: Any = torch._C
+_algorithms, _warn_only = required("_get_deterministic_algorithms"), required("_get_deterministic_algorithms_warn_only")
+_set_algorithms = required("_set_deterministic_algorithms")
 
 
 def _deterministic() -> tuple[bool, bool]:
-    return _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
+    return _algorithms(), _warn_only()
 
 
 def _set_deterministic(wanted: tuple[bool, bool]) -> None:
-    _C._set_deterministic_algorithms(wanted[0], warn_only=wanted[1])
+    _set_algorithms(wanted[0], warn_only=wanted[1])
 
 
 _NAMES = ("mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic")
 _PRECISIONS = ("float32_matmul_precision", "cudnn_allow_tf32")
-_READ: list[Callable[[], Any]] = [_deterministic, *(getattr(_C, f"_get_{name}") for name in _NAMES)]
-_READ_PRECISION: list[Callable[[], Any]] = [getattr(_C, f"_get_{name}") for name in _PRECISIONS]
+_READ: list[Callable[[], Any]] = [_deterministic, *(required(f"_get_{name}") for name in _NAMES)]
+_READ_PRECISION: list[Callable[[], Any]] = [required(f"_get_{name}") for name in _PRECISIONS]
 _SET: list[Callable[[Any], None]] = [_set_deterministic]
-_SET += [getattr(_C, f"_set_{name}") for name in (*_NAMES, *_PRECISIONS)]
+_SET += [required(f"_set_{name}") for name in (*_NAMES, *_PRECISIONS)]
 
 Switches = tuple[Any, ...]
 

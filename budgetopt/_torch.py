@@ -73,6 +73,18 @@ _missing = [name for name in _NEEDED if not hasattr(_C, name)]
 if _missing:
     raise ImportError(f"budgetopt needs torch interfaces that torch {torch.__version__} lacks: {_missing}")
 
+
+def required(name: str) -> Any:
+    """A private function of torch.
+
+    Raises:
+        ImportError: this torch lacks it.
+    """
+    if not hasattr(_C, name):
+        raise ImportError(f"budgetopt needs a torch interface that torch {torch.__version__} lacks: {name}")
+    return getattr(_C, name)
+
+
 TorchDispatchMode: Any = _Mode
 """Untyped in torch."""
 
