@@ -41,13 +41,13 @@ PLANS: dict[str, Any] = {
 }
 
 
-@settings(max_examples=500, derandomize=True, **EVERY)
+@settings(max_examples=300, derandomize=True, **EVERY)
 @given(**LOTS)
 def test_values_dropped_by_lot(description: Model, seed: int, whole: bool) -> None:
     _by_lot(description, seed, whole)
 
 
-@settings(max_examples=50, derandomize=True, **EVERY)
+@settings(max_examples=30, derandomize=True, **EVERY)
 @given(**PLANS)
 def test_plans_by_lot_in_fp16_and_solved(description: Model, seed: int, batch: int, share: float) -> None:
     _all_plans(description, seed, batch, share)
