@@ -18,7 +18,9 @@ WIDE: Final = (torch.float32, torch.float64)
 """Types that fp16 makes smaller."""
 
 _TOP: Final = 15
-_LIMIT: Final = 120
+_LIMIT: Final = {torch.float32: 120, torch.float64: 1015}
+"""The scale's exponent at most: the scale and its inverse are normal numbers of the source's type."""
+
 _TEMPORARIES: Final = 4
 """Temporary pieces of the source's size alive at once, at most."""
 
@@ -53,7 +55,7 @@ def store(storage: torch.UntypedStorage, dtype: torch.dtype) -> Stored:
         finite = torch.nan_to_num(flat[piece], nan=0.0, posinf=0.0, neginf=0.0)
         largest = torch.maximum(largest, finite.abs_().amax())
         del finite
-    exponent = (_TOP - torch.frexp(largest).exponent).clamp_(-_LIMIT, _LIMIT)
+    exponent = (_TOP - torch.frexp(largest).exponent).clamp_(-_LIMIT[dtype], _LIMIT[dtype])
     exponent = torch.where(largest > 0, exponent, torch.zeros_like(exponent))
     scale = torch.ldexp(torch.ones_like(largest), exponent)
     half = torch.empty(flat.numel(), dtype=torch.float16, device=storage.device)

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from budgetopt import _device, _torch
 from budgetopt._errors import BudgetOptError, ProfileError
-from budgetopt._operators import is_plain
+from budgetopt._operators import parts
 from budgetopt._sample import tensors_in
 from budgetopt._schema import Fixed
 from budgetopt._state import leaves
@@ -94,14 +94,15 @@ class Resident:
     def _add(self, found: Sequence[torch.Tensor]) -> int:
         total = 0
         for tensor in found:
-            if not is_plain(tensor):
+            held = parts(tensor)
+            if not held and tensor.device == self.device:
                 total += tensor.numel() * tensor.element_size()
-                continue
-            storage = tensor.untyped_storage()
-            if id(storage) not in self.identities and tensor.device == self.device:
-                total += _device.rounded(self.account, storage.nbytes())
-            self.identities.add(id(storage))
-            self._keep.append(storage)
+            for part in held:
+                storage = part.untyped_storage()
+                if id(storage) not in self.identities and part.device == self.device:
+                    total += _device.rounded(self.account, storage.nbytes())
+                self.identities.add(id(storage))
+                self._keep.append(storage)
         return total
 
     def fixed(self, optimizer_bytes: int) -> Fixed:

@@ -139,6 +139,26 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+_COMPRESSED: Final[dict[Any, tuple[str, str]]] = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that hold its bytes: itself, indices and values, what a subclass wraps; none if not known."""
+    if is_plain(tensor):
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in _COMPRESSED:
+        return [*(getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]), tensor.values()]
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [] if flatten is None else [part for name in flatten()[0] for part in parts(getattr(tensor, name))]
+
+
 def is_leaf_cast(info: Info, args: tuple[Any, ...]) -> bool:
     """A cast of a parameter: autocast caches its result, so whether it runs depends on earlier calls."""
     return info.cast and args[0].requires_grad and args[0].is_leaf

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from budgetopt._apply import INSTALLED
+from budgetopt._operators import parts
 from budgetopt._sample import tensors_in
 
 _CONTAINERS = (list, dict, set, OrderedDict)  # a module's hooks are in ordered ones
@@ -34,7 +35,7 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
     def restore() -> None:
         with torch.no_grad():
             for module, name, buffer, data in buffers:
-                if buffer is not None and data is not None and not torch.equal(buffer, data):
+                if buffer is not None and data is not None and not _same(buffer, data):
                     buffer.copy_(data)
                 module._buffers[name] = buffer
             for parameter, gradient, data in gradients:
@@ -75,6 +76,11 @@ def _to_the_end(restore: Callable[[], None]) -> None:
     except BaseException:
         restore()
         raise
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two buffers hold the same; of a sparse one all parts are compared."""
+    return all(torch.equal(a, b) for a, b in zip(parts(one), parts(other), strict=True))
 
 
 def _on_host(gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -101,13 +101,17 @@ def prove(model: torch.nn.Module, how: Step, resident: Resident) -> Proof:
 def gradient_error(model: torch.nn.Module, how: Step, resident: Resident, exact: Plan, plan: Plan) -> float:
     """‖g - g*‖ ÷ ‖g*‖ over all parameters together: g under `plan`, g* under `exact`, same random state.
 
-    `plan` is installed afterwards. Both gradients are compared on the host in double precision.
+    What is not finite in both is left out; what is so in one alone is an infinite error. `plan` is installed
+    afterwards. Both gradients are compared on the host in double precision.
     """
     states = random_states(model)
     reference = _gradients(model, how, resident, exact, states)
     measured = _gradients(model, how, resident, plan, states)
-    off = sum(float((g.double() - r.double()).square().sum()) for g, r in zip(measured, reference, strict=True))
-    norm = sum(float(r.double().square().sum()) for r in reference)
+    pairs = list(zip(measured, reference, strict=True))
+    if any(not torch.equal(g.isfinite(), r.isfinite()) for g, r in pairs):
+        return math.inf
+    off = sum(_squares(g.double() - r.double()) for g, r in pairs)
+    norm = sum(_squares(r.double()) for r in reference)
     return float((off / norm) ** 0.5) if norm else float(off > 0)
 
 
@@ -119,6 +123,17 @@ def _gradients(model: torch.nn.Module, how: Step, resident: Resident, plan: Plan
             parameter.grad.zero_()
     fresh_gradients(resident.without)
     how.run(model)
-    found = [p.grad.detach().to("cpu", copy=True) for p in model.parameters() if p.grad is not None]
+    found = [_real(p.grad.detach().to("cpu", copy=True)) for p in model.parameters() if p.grad is not None]
     fresh_gradients(resident.without)
     return found
+
+
+def _real(gradient: torch.Tensor) -> torch.Tensor:
+    """The same numbers as a dense tensor of real ones: it may be sparse, or complex."""
+    dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
+    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+
+
+def _squares(numbers: torch.Tensor) -> float:
+    """Their sum, over the finite ones."""
+    return float(numbers.nan_to_num_(0.0, 0.0, 0.0).square().sum())
