@@ -136,9 +136,7 @@ def fit(
         if watch or replan:
             regions = _watch.watched(regions, _watch.Watch(made, optimizer, again))
         _apply.install(model, made, regions)
-        inside = uncompiled(model, dict.fromkeys(region.path for region in made.regions))
-        if inside:
-            job.notes.append(f"compiled functions run uncompiled in planned layers: {', '.join(inside)}")
+        job.notes += _said_of(model, made)
         reused = saved is not None and made.regions == saved.plan.regions
         line = fit_line(made, reused=reused, notes=job.notes)
         if path is not None and (saved is None or made is not saved.plan):
@@ -150,6 +148,17 @@ def fit(
             _apply.install(model, before.plan, before.regions.values())
         raise
     return model
+
+
+def _said_of(model: torch.nn.Module, plan: Plan) -> list[str]:
+    """What else is in the model that saves memory or time, and how a plan bears with it."""
+    said = []
+    if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
+        said.append("the model's own gradient checkpointing is on: turned off, all of it can be planned")
+    inside = uncompiled(model, dict.fromkeys(region.path for region in plan.regions))
+    if inside:
+        said.append(f"compiled functions run uncompiled in planned layers: {', '.join(inside)}")
+    return said
 
 
 def _free(model: torch.nn.Module, sample: Any, optimizer: Any) -> int | None:
