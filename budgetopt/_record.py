@@ -231,11 +231,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
         self.copied[number] = weakref.ref(storage, lambda _: outside.pop(number, None))
 
     def _prepare_write(self, info: Info, args: Any, kwargs: Any) -> bool:
-        """Whether all that is written was made here. A kept version lives on as a copy for its readers."""
+        """Whether all that is written was made here. A held version lives on as a copy for its readers."""
         inside = True
         for tensor in written_tensors(info, args, kwargs):
             old = self.known.get(id(tensor.untyped_storage())) if type(tensor) in PLAIN else None
             inside = inside and old is not None
+            if old is None:
+                old = self._read_from_outside(tensor)
             if old is not None:
                 half = old.half() if old.half is not None else None
                 (old if half is None else half).written_to(tensor, old.pieces)
@@ -243,6 +245,12 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[misc]
                 with _torch.unseen():
                     old.hold, old.counter = _torch.copy_storage(old.hold), None
         return inside
+
+    def _read_from_outside(self, tensor: torch.Tensor) -> Value | None:
+        """The version about to be overwritten, if a replay reads it: other operators than planned may do so."""
+        reference = self.outside.get(id(tensor.untyped_storage())) if type(tensor) in PLAIN else None
+        value = reference() if reference is not None else None
+        return None if value is None or value.counter is None else value
 
     def _finish(self, info: Info, op: Operator | None, step: Step | None, args: Any, kwargs: Any, out: Any) -> None:
         """File what the operator wrote and returned."""

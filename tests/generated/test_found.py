@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.generated.check import all_plans, dropped_by_lot
-from tests.generated.grammar import Fn, Layer, Model, Part, Seq
+from tests.generated.check import all_plans, dropped_by_lot, pair, planned_by_lot
+from tests.generated.grammar import Fn, Layer, Model, Part, Repeat, Seq
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -37,3 +37,13 @@ def test_forwards_that_differentiate_inside() -> None:
 def test_empty_tensors_that_are_saved_before_they_are_filled() -> None:
     """The noise of a leaky ReLU with random slopes is: it can't be made again from an ``empty``."""
     holds(Seq(Fn("tanh"), Fn("rrelu"), Fn("exp")))
+
+
+def test_other_operators_than_planned_around_writes_in_place() -> None:
+    """A batch of one needs no copy before the linear layer: the plan's word on the third ``clone`` then meets another,
+    which reads what no replay was to need and what is overwritten right after."""
+    body = Seq(Repeat(Fn("silu_")), Layer("conv1d"), Layer("linear"), Fn("silu_"))
+    both = pair(Model(body=body, batch=4, length=4, width=16))
+    _, profile = both.profile()
+    for seed in range(4):
+        planned_by_lot(both.description.build(), profile, both, seed, 1)
