@@ -153,13 +153,12 @@ def test_flops_are_those_of_plain(how: How) -> None:
     assert counts[0] == counts[1] and replays(model)
 
 
-@exactly
 @case("Company", "an outer dispatch mode is shown replays", "exact", threads="pytorch#158657")
-def test_outer_modes_see_the_users_operators(how: How) -> None:
+def test_outer_modes_see_the_users_operators() -> None:
     """As many as without a plan, but for the detached aliases that plain autograd makes of results that it saves."""
     names = []
     plain, model = blocks(), blocks()
-    planned(model, sample(), how, **NOTHING)
+    planned(model, sample(), "dropped", **NOTHING)
     for each in (plain, model):
         with Named() as mode:
             each(sample()).square().mean().backward()

@@ -54,7 +54,7 @@ class Stack(nn.Module):
 
     def __init__(self, disturb: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Experts(disturb) for _ in range(2))
+        self.layers = nn.ModuleList(Experts(disturb, 8) for _ in range(2))
         for layer in self.layers:
             router: Any = layer.router
             nn.init.zeros_(router.weight)
@@ -71,7 +71,7 @@ class Stack(nn.Module):
 @case("Flips", "a router with ties decides otherwise when it is run again", "exact", threads="torchtitan#1117")
 def test_routers_with_ties(how: How) -> None:
     torch.manual_seed(0)
-    _, model, _ = same_as_plain(Stack(jitter), tied(24, 16), how, options={"optimizer": None})
+    _, model, _ = same_as_plain(Stack(jitter), tied(24, 8), how, options={"optimizer": None})
     assert replays(model)
 
 
@@ -220,8 +220,9 @@ def freeze_between(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
-@exactly
-@pytest.mark.parametrize("step", [eval_between, freeze_between])
+@pytest.mark.parametrize(
+    ("step", "how"), [(eval_between, "dropped"), (freeze_between, "dropped"), (eval_between, "solved")]
+)
 @case("Flips", "flags of training change between forward and backward", "exact", threads="transformers#26334")
 def test_flags_that_change_before_backward(step: Callable[[nn.Module, Tensor], Tensor], how: How) -> None:
     _, model, trace = same_as_plain(trained(), torch.randn(16, 16), how, options={"optimizer": None}, step=step)

@@ -159,8 +159,10 @@ def load_between(model: nn.Module, x: Tensor) -> None:
     loss.backward()
 
 
-@exactly
-@pytest.mark.parametrize("change", [step_between, average_between, load_between])
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [(step_between, "dropped"), (step_between, "solved"), (average_between, "dropped"), (load_between, "dropped")],
+)
 @case("In place", "weights change between forward and backward", "as plain", threads="bitsandbytes#2034")
 def test_changed_weights_raise(change: Callable[[nn.Module, Tensor], None], how: How) -> None:
     torch.manual_seed(0)
