@@ -51,12 +51,32 @@ def require_plannable(model: torch.nn.Module) -> None:
     Raises:
         ProfileError: the model is a ScriptModule, or torch.compile was called on it.
     """
+    _require_alone(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ProfileError("the model is a ScriptModule, whose forward can't be planned: give the module it came from")
     if _torch.is_compiled(model):
         raise ProfileError(
             "torch.compile was called on the model, and compiled code can't be planned: give the plain model. Parts of "
             "it may be compiled: they are left alone. Or compile after fit: what is planned then runs uncompiled"
+        )
+
+
+def _require_alone(model: torch.nn.Module) -> None:
+    """Raise where running the model waits for other processes: each measures and solves as often as it needs to."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return
+    kinds = ("DistributedDataParallel", "FullyShardedDataParallel")
+    wrapped = [path for path, module in model.named_modules() if type(module).__name__ in kinds]
+    if wrapped:
+        raise ProfileError(
+            f"{wrapped[0] or 'the model'} is wrapped to run in several processes, which would wait for each other "
+            "while they measure: fit the module inside (wrapped.module), before or after it is wrapped"
+        )
+    if any(_torch.is_sharded(parameter) for parameter in model.parameters()):
+        raise ProfileError(
+            "the model's parameters are sharded over several processes, which would wait for each other while they "
+            "measure: call fit before fully_shard"
         )
 
 

@@ -156,7 +156,8 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout in _COMPRESSED:
         return [*(getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]), tensor.values()]
     flatten = getattr(tensor, "__tensor_flatten__", None)
-    return [] if flatten is None else [part for name in flatten()[0] for part in parts(getattr(tensor, name))]
+    inner = [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+    return [part for one in inner if isinstance(one, torch.Tensor) for part in parts(one)]
 
 
 def is_leaf_cast(info: Info, args: tuple[Any, ...]) -> bool:

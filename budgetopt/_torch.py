@@ -330,6 +330,12 @@ def attach(tensor: torch.Tensor, mark: object) -> None:
     node.metadata[__name__] = mark
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether other processes hold other parts of it."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def in_backward() -> bool:
     """Whether this thread is inside of a backward pass."""
     return bool(_C._current_graph_task_id() != -1)

@@ -36,7 +36,7 @@ def assert_all(found: list[dict[str, Any]]) -> None:
     assert all(rank["replayed"] for rank in found)
 
 
-@pytest.mark.parametrize("when", ["fitted_before_ddp", "fitted_inside_ddp", "fitted_around_ddp", "static_graph"])
+@pytest.mark.parametrize("when", ["fitted_before_ddp", "fitted_inside_ddp", "static_graph"])
 @case("Distributed", "DDP marks parameters ready twice, or does not average", "exact",
       threads="pytorch#24005, pytorch#109191, accelerate#2017")  # fmt: skip
 def test_ddp_averages_as_in_plain(found: Found, when: str) -> None:
@@ -63,8 +63,16 @@ def test_a_plan_on_one_rank(found: Found) -> None:
     assert [bool(rank["replayed"]) for rank in ranks] == [True, False]
 
 
-@pytest.mark.parametrize("when", ["fitted_before_sharding", "fitted_after_sharding"])
-@case("Distributed", "FSDP before or after, parameters in shards", "exact",
+@case("Distributed", "a planned model is sharded (FSDP)", "exact",
       threads="pytorch#82203, accelerate#3897, DeepSpeed#8148")  # fmt: skip
-def test_fsdp(found: Found, when: str) -> None:
-    assert_all(found(when))
+def test_fsdp(found: Found) -> None:
+    assert_all(found("fitted_before_sharding"))
+
+
+@pytest.mark.parametrize(
+    ("when", "said"), [("wrapped", "fit the module inside"), ("already_sharded", "call fit before fully_shard")]
+)
+@case("Distributed", "processes wait for each other while they measure", "refused")
+def test_measuring_waits_for_nobody(found: Found, when: str, said: str) -> None:
+    for rank in found(when):
+        assert said in rank["said"] and rank["trained"]

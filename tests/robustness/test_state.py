@@ -160,10 +160,9 @@ PARAMETRIZED: dict[str, Callable[[nn.Linear], nn.Module]] = {
 }
 
 
-@exactly
-@pytest.mark.parametrize("kind", PARAMETRIZED)
+@pytest.mark.parametrize(("kind", "how"), [*((kind, "dropped") for kind in PARAMETRIZED), ("spectral_norm", "solved")])
 @case("State", "power iterations of spectral norm drift", "exact", threads="miles-credit#394, pytorch#7298")
 def test_parametrizations_for_many_steps(kind: str, how: How) -> None:
-    blocks = [nn.Sequential(PARAMETRIZED[kind](nn.Linear(12, 12)), nn.GELU()) for _ in range(3)]
+    blocks = [nn.Sequential(PARAMETRIZED[kind](nn.Linear(12, 12)), nn.GELU()) for _ in range(2)]
     _, model, _ = same_as_plain(nn.Sequential(*blocks), torch.randn(48, 12), how, steps=20)
     assert replays(model)
