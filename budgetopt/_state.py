@@ -80,7 +80,10 @@ def _to_the_end(restore: Callable[[], None]) -> None:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two buffers hold the same; of a sparse one all parts are compared."""
-    return all(torch.equal(a, b) for a, b in zip(parts(one), parts(other), strict=True))
+    held, copied = parts(one), parts(other)
+    if len(held) != len(copied):  # in inference mode the copy is none that has parts
+        return torch.equal(one, other)
+    return all(map(torch.equal, held, copied))
 
 
 def _on_host(gradient: torch.Tensor | None) -> torch.Tensor | None:
