@@ -39,8 +39,7 @@ class Half(Saved):
         if found is None and self.weak is not None:
             found = self.weak()
         if found is None:
-            with _torch.replay_environment():
-                found = _codec.load(self.stored)
+            found = _torch.replaying(_codec.load, self.stored)
             self.weak = weakref.ref(found)
         if self.pending > 0 or self.stays:
             self.decoded = found
@@ -197,10 +196,7 @@ class HalfHandle(_Waiting):
 
 
 def _look(seen: Geometry, storage: torch.UntypedStorage) -> torch.Tensor:
-    if _torch.calm():
-        return look(seen, storage)
-    with _torch.replay_environment():
-        return look(seen, storage)
+    return look(seen, storage) if _torch.calm() else _torch.replaying(look, seen, storage)
 
 
 def unpack(path: str, packed: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from budgetopt import _device, _torch
 from budgetopt._operators import tensors, written_tensors
-from budgetopt._switches import current, switch
+from budgetopt._switches import Switches, current, switch
 from budgetopt._values import Call, Operator, Reference, Scratch, Value, look
 
 if TYPE_CHECKING:
@@ -95,20 +95,22 @@ class _Replay:
     def run_all(self) -> None:
         """Run them, in an environment that is put back as it was."""
         grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-        before = switches = current()
+        before = current()
         try:
-            with _torch.replay_environment():
-                for op in self.needed:
-                    if op.call.switches != switches:
-                        switch(switches, op.call.switches)
-                        switches = op.call.switches
-                    self.run(op)
+            _torch.replaying(self._run_needed, before)
         finally:
-            switch(switches, before)
+            switch(before)
             torch.set_grad_enabled(grad)
             if torch.get_default_dtype() is not dtype:
                 torch.set_default_dtype(dtype)
         self.call.counters.replayed += len(self.needed)
+
+    def _run_needed(self, switches: Switches) -> None:
+        for op in self.needed:
+            if op.call.switches != switches:
+                switches = op.call.switches
+                switch(switches)
+            self.run(op)
 
     def run(self, op: Operator) -> None:
         """Run one operator again and settle who holds what afterwards.

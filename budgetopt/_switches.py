@@ -42,8 +42,8 @@ def current() -> Switches:
         return tuple(found)
 
 
-def switch(before: Switches, wanted: Switches) -> None:
-    """Set those that are to change."""
-    for old, new, put in zip(before, wanted, _SET, strict=False):
+def switch(wanted: Switches) -> None:
+    """Set those that are not set so."""
+    for old, new, put in zip(current(), wanted, _SET, strict=False):
         if old != new:
             put(new)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -44,7 +44,7 @@ __all__ = [
     "pop_hooks",
     "profiler_running",
     "push_hooks",
-    "replay_environment",
+    "replaying",
     "storage_uses",
     "tracing",
     "unseen",
@@ -57,6 +57,7 @@ _NEEDED = (
     "_current_graph_task_id",
     "_AutoDispatchBelowAutograd",
     "_DisableAutocast",
+    "_ExcludeDispatchKeyGuard",
     "_are_functorch_transforms_active",
     "_dispatch_key_parse",
     "_dispatch_tls_is_dispatch_key_excluded",
@@ -113,6 +114,7 @@ def _skip(function: Any) -> bool:
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def eager(function: Function) -> Function:
@@ -130,6 +132,7 @@ def eager(function: Function) -> Function:
 _is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
 _exclude: Callable[[Any, bool], None] = _C._dispatch_tls_set_dispatch_key_excluded
 _PYTHON = _C.DispatchKey.Python
+_ONLY_PYTHON = _C.DispatchKeySet(_PYTHON)
 _VMAP = _C._dispatch_key_parse("VmapMode")
 _IN_PLACE = _C.DispatchKey.ADInplaceOrView
 CPU: Any = _C._autograd.DeviceType.CPU
@@ -203,8 +206,8 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is FakeTensor:
         return _alias_modelled(tensor)
     python = _is_excluded(_PYTHON)
-    _exclude(_PYTHON, True)
-    try:
+    try:  # before the first change: Ctrl-C may come as soon as it is made
+        _exclude(_PYTHON, True)
         return tensor.detach()
     finally:
         _exclude(_PYTHON, python)
@@ -217,8 +220,8 @@ def alias_below(tensor: torch.Tensor) -> torch.Tensor:
     would get a counter of its own, and later writes would go unseen.
     """
     in_place = _is_excluded(_IN_PLACE)
-    _exclude(_IN_PLACE, False)
     try:
+        _exclude(_IN_PLACE, False)
         return alias(tensor)
     finally:
         _exclude(_IN_PLACE, in_place)
@@ -229,8 +232,8 @@ def counter(tensor: torch.Tensor) -> Any:
     if type(tensor) is FakeTensor:
         return _Uncounted(tensor._version)
     in_place = _is_excluded(_IN_PLACE)
-    _exclude(_IN_PLACE, False)
     try:
+        _exclude(_IN_PLACE, False)
         held = alias(tensor)
         with unseen():
             held.data = torch.empty(0, device=held.device)
@@ -239,15 +242,10 @@ def counter(tensor: torch.Tensor) -> Any:
         _exclude(_IN_PLACE, in_place)
 
 
-@contextmanager
-def unseen() -> Iterator[None]:
-    """Operators of our own that no dispatch mode on the stack shall see."""
-    python = _is_excluded(_PYTHON)
-    _exclude(_PYTHON, True)
-    try:
-        yield
-    finally:
-        _exclude(_PYTHON, python)
+def unseen() -> AbstractContextManager[None]:
+    """Operators of our own that no dispatch mode on the stack shall see. Made by torch: Ctrl-C can't come in between."""
+    guard: AbstractContextManager[None] = _C._ExcludeDispatchKeyGuard(_ONLY_PYTHON)
+    return guard
 
 
 def storage_uses(storage: torch.UntypedStorage) -> int:
@@ -407,9 +405,6 @@ def calm() -> bool:
 @contextmanager
 def _no_vmap_mode() -> Iterator[None]:
     """Batched gradients run unpack inside vmap's mode, where random operators refuse to run."""
-    if not _C._dispatch_tls_is_dispatch_key_included(_VMAP):
-        yield  # and nothing is touched that Ctrl-C could leave touched
-        return
     depth = 0
     # The nesting level is only told by the call that lowers it: raise it once to learn it.
     level = _C._vmapmode_increment_nesting()
@@ -423,21 +418,21 @@ def _no_vmap_mode() -> Iterator[None]:
             _C._vmapmode_increment_nesting()
 
 
-@contextmanager
-def replay_environment() -> Iterator[None]:
-    """Run operators as the dispatcher ran them below autograd in forward, whatever is on around backward.
+def replaying(function: Callable[..., Result], *arguments: Any) -> Result:
+    """What a function returns, its operators run as the dispatcher ran them below autograd in forward.
 
-    No graph is built, autocast, dispatch and function modes and functorch are off. Grad mode and
-    default dtype are set per operator by the caller, since kernels read them.
+    Whatever is on around backward: no graph is built, autocast, dispatch and function modes and functorch are off.
+    Grad mode and default dtype are set per operator by the caller, since kernels read them. Torch's own contexts are
+    entered right here: at the door of one written in Python, Ctrl-C would leave the thread below autograd.
     """
-    with _no_vmap_mode(), _C._DisableAutocast(), _C._AutoDispatchBelowAutograd():
-        if calm():
-            yield
-            return
+    with _C._DisableAutocast(), _C._AutoDispatchBelowAutograd():
+        if calm() and not _C._dispatch_tls_is_dispatch_key_included(_VMAP):
+            return function(*arguments)
         with ExitStack() as stack:
+            stack.enter_context(_no_vmap_mode())
             if functorch_active():
                 stack.enter_context(temporarily_clear_interpreter_stack())
             if _C._len_torch_dispatch_stack() > 0:
                 stack.enter_context(_disable_current_modes())
             stack.enter_context(_C.DisableTorchFunction())
-            yield
+            return function(*arguments)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from tests.test_interrupted import AtOperator
 from .cases import case
 from .sides import EXACT, budget, planned
 
+OURS = str(Path(budgetopt.__file__).parent)
 INTERRUPTS, FLIPS = 60, 250
 """In each test; `pytest -m slow` tries ten times as many."""
 MANY = [pytest.param(1), pytest.param(10, marks=pytest.mark.slow)]
@@ -54,7 +56,13 @@ def assert_right(plain: nn.Module, model: nn.Module, sample: Any) -> None:
 def storages() -> int:
     """Of all tensors that are alive."""
     gc.collect()
-    return len({id(one.untyped_storage()) for one in gc.get_objects() if type(one) is torch.Tensor})
+    return len({one.untyped_storage()._cdata for one in gc.get_objects() if type(one) is torch.Tensor})
+
+
+def of_the_thread() -> tuple[Any, ...]:
+    """What torch keeps per thread, and what a plan changes for a while."""
+    keys = torch._C._dispatch_tls_local_exclude_set(), torch._C._dispatch_tls_local_include_set()
+    return *map(str, keys), torch.is_grad_enabled(), torch.get_default_dtype(), _torch.modes(), _torch.outer_hooks()
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +90,17 @@ def test_an_error_at_any_operator(pair: tuple[nn.Module, nn.Module, Any], times:
 
 
 @contextmanager
+def nothing_reported() -> Iterator[None]:
+    """Inside of a __del__ or of a weak reference's callback Python reports Ctrl-C and goes on; pytest would keep the
+    frames, and all in them."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda report: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextmanager
 def alarm(seconds: float) -> Iterator[None]:
     """Ctrl-C after so long, if the block takes that long."""
 
@@ -91,17 +110,15 @@ def alarm(seconds: float) -> Iterator[None]:
         if armed[0]:
             raise KeyboardInterrupt
 
-    before, unraisable = signal.signal(signal.SIGALRM, interrupt), sys.unraisablehook
-    # Inside of a __del__ Python reports Ctrl-C and goes on; pytest would keep the frames, and all in them.
-    sys.unraisablehook = lambda report: None
+    before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
+        with nothing_reported():
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            yield
     finally:
         armed[0] = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        sys.unraisablehook = unraisable
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer on this system")
@@ -126,6 +143,51 @@ def test_ctrl_c_at_any_moment(pair: tuple[nn.Module, nn.Module, Any], times: int
         if number % 10 == 9:
             assert_right(plain, model, sample)
     assert stopped > INTERRUPTS // 4
+    assert storages() <= alive
+
+
+class AtMoment:
+    """Ctrl-C at the n-th moment at which Python lets it in: in our code, a function starts or one of C's returns."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.count = n, 0
+
+    def __enter__(self) -> AtMoment:
+        sys.setprofile(self.event)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        sys.setprofile(None)
+
+    def event(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(OURS):
+            self.count += 1
+            if self.count == self.n:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("times", MANY)
+@case("Company", "Ctrl-C between any two lines of ours leaves nothing set for the thread", "as plain")
+def test_ctrl_c_between_any_two_lines(pair: tuple[nn.Module, nn.Module, Any], times: int) -> None:
+    """Checked while the traceback is still there, as it is in a notebook."""
+    plain, model, sample = pair
+    step(model, sample)
+    with AtMoment(0) as counted:
+        step(model, sample)
+    before, alive, moments = of_the_thread(), storages(), range(1, counted.count + 1)
+    tried = moments[7 :: max(1, len(moments) // (5 * INTERRUPTS * times))]
+    stopped = 0
+    for number in tried:
+        with nothing_reported():
+            try:
+                with AtMoment(number):
+                    step(model, sample)
+            except (KeyboardInterrupt, RuntimeError):
+                stopped += 1
+                assert of_the_thread() == before
+            assert of_the_thread() == before
+    assert stopped > len(tried) // 2 > INTERRUPTS
+    assert_right(plain, model, sample)
     assert storages() <= alive
 
 
