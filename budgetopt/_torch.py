@@ -243,7 +243,7 @@ def counter(tensor: torch.Tensor) -> Any:
 
 
 def unseen() -> AbstractContextManager[None]:
-    """Operators of our own that no dispatch mode on the stack shall see. Made by torch: Ctrl-C can't come in between."""
+    """Operators of our own that no dispatch mode on the stack shall see. Made by torch: Ctrl-C finds no gap in it."""
     guard: AbstractContextManager[None] = _C._ExcludeDispatchKeyGuard(_ONLY_PYTHON)
     return guard
 
