@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from budgetopt import _torch
 from budgetopt._operators import PLAIN, is_plain
@@ -32,7 +33,8 @@ class Survey:
 
     Attributes:
         saved: per module, the sizes of the storages first saved inside it. total: bytes of all.
-        avoid: modules that do not bear hooks. failed: the innermost module that was left last.
+        avoid: modules that do not bear hooks. rounding: those whose result is another under a dispatch mode.
+        failed: the innermost module that was left last.
         holds: what is saved stays, for a backward pass inside the forward. asked: there was one, in vain.
     """
 
@@ -43,6 +45,7 @@ class Survey:
         self.total = 0
         self.stack: list[torch.nn.Module] = []
         self.avoid = avoid
+        self.rounding: set[torch.nn.Module] = set()
         self.holds = holds
         self.failed: torch.nn.Module | None = None
         self.asked = False
@@ -112,6 +115,22 @@ class Survey:
         return sum(self.saved.get(module, ()))
 
 
+class _Rounding(TorchFunctionMode):
+    """Notes the modules that call torch.bilinear under autocast.
+
+    Its kernel calls operators that autocast rounds, but none below a dispatch mode, where torch turns autocast off.
+    """
+
+    def __init__(self, found: Survey) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.bilinear and torch.is_autocast_enabled(args[0].device.type) and self._found.stack:
+            self._found.rounding.add(self._found.stack[-1])
+        return function(*args, **(kwargs or {}))
+
+
 @contextmanager
 def module_hooks(model: torch.nn.Module, entered: Any, left: Any) -> Iterator[None]:
     """Call `entered(module, args)` and `left(module, args, out)` around every module's forward.
@@ -158,7 +177,7 @@ def survey(model: torch.nn.Module, step: Step, resident: set[int]) -> Survey:
     while True:
         found = Survey(model, resident, avoid, holds)
         try:
-            with module_hooks(model, found.entered, found.left):
+            with module_hooks(model, found.entered, found.left), _Rounding(found):
                 found.look()
                 step.forward(model)
             return found
@@ -235,9 +254,12 @@ def _hold_enough(modules: Iterable[torch.nn.Module], found: Survey) -> bool:
 
 
 def _plannable(module: torch.nn.Module, found: Survey) -> bool:
-    """Nothing inside forbids hooks, is TorchScript, which computes other bits under hooks or a mode, or is compiled."""
+    """Nothing inside forbids hooks, computes other bits under hooks or a mode, as TorchScript does, or is compiled."""
     return not any(
-        part in found.avoid or isinstance(part, torch.jit.ScriptModule) or _torch.is_compiled(part)
+        part in found.avoid
+        or part in found.rounding
+        or isinstance(part, torch.jit.ScriptModule)
+        or _torch.is_compiled(part)
         for part in module.modules()
     )
 

@@ -79,11 +79,14 @@ def _to_the_end(restore: Callable[[], None]) -> None:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two buffers hold the same; of a sparse one all parts are compared."""
+    """Whether two buffers are known to hold the same; of a sparse one all parts are compared."""
     held, copied = parts(one), parts(other)
-    if len(held) != len(copied):  # in inference mode the copy is none that has parts
-        return torch.equal(one, other)
-    return all(map(torch.equal, held, copied))
+    if held and len(held) == len(copied):
+        return all(map(torch.equal, held, copied))
+    try:
+        return torch.equal(one, other)  # quantised, or a copy that has no parts in inference mode
+    except (NotImplementedError, RuntimeError):
+        return False
 
 
 def _on_host(gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -249,3 +249,27 @@ def test_contexts_inside(context: str) -> None:
     plan = budgetopt.plan_of(model)
     assert replays(model) and plan is not None and plan.measured is not None
     assert bool(plan.measured.values_kept_after_proof) == (context == "without oneDNN")
+
+
+class Pairing(nn.Module):
+    """A bilinear layer between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)) for _ in range(2))
+        self.pair = nn.Bilinear(16, 16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = (one(x).float().tanh() for one in self.before)
+        out: Tensor = self.pair(left, right).sin()
+        return out
+
+
+@case("Autocast and dtypes", "a kernel rounds inside by autocast, which no dispatch mode sees", "fallback")
+def test_bilinear_under_autocast() -> None:
+    """The modules beside it are planned, it is not."""
+    model, step = nn.Sequential(Pairing(), Pairing()), step_in(bf16)
+    same_as_plain(model, torch.randn(16, 16), "dropped", options={"step": step}, step=step)
+    plan = budgetopt.plan_of(model)
+    assert plan is not None and all("before" in region.path for region in plan.regions)
+    assert replays(model)

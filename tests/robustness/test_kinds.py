@@ -257,3 +257,31 @@ def test_wrapped_numbers(how: How) -> None:
 
     _, model, _ = same_as_plain(nn.Sequential(Numbers(8, 8), Numbers(8, 8)), torch.randn(64, 8), how)
     assert replays(model)
+
+
+class Quantised(nn.Module):
+    """Counts in a quantised buffer that every forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.GELU(), nn.Linear(12, 12)) for _ in range(2))
+        self.seen: Tensor
+        self.register_buffer("seen", torch.quantize_per_tensor(torch.zeros(4), 1.0, 0, torch.qint8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.seen.copy_(torch.quantize_per_tensor(self.seen.dequantize() + 1, 1.0, 0, torch.qint8))
+        for layer in self.layers:
+            x = x + layer(x).sin()
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*quant.*:DeprecationWarning", "ignore:.*quant.*:UserWarning")
+@case("Odd tensors", "a quantised buffer is written by the forward", "exact")
+def test_quantised_buffers_are_put_back() -> None:
+    torch.manual_seed(0)
+    model: Any = Quantised()
+    planned(model, torch.randn(24, 12), "solved")
+    assert model.seen.dequantize().tolist() == [0.0] * 4
+    model(torch.randn(24, 12))
+    assert model.seen.dequantize().tolist() == [1.0] * 4 and replays(model) == 0
