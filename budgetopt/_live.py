@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from budgetopt import _apply, _device, _fingerprint
-from budgetopt._errors import BudgetOptError
+from budgetopt._errors import BudgetOptError, BudgetOptWarning
 from budgetopt._fixed import Resident, device_of, require_module
 from budgetopt._optimizer import state_bytes
 from budgetopt._plan import Plan
 from budgetopt._schema import Measurement
 from budgetopt._state import untouched
 from budgetopt._step import Step
+from budgetopt._units import show_bytes
 from budgetopt._verify import run_once
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -22,6 +24,9 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 def apply(model: Model, plan: Plan) -> Model:
     """Install a plan on a model that it was made for, without running anything; returns the model.
+
+    Warns where the plan stores values in fp16 and was not measured: what such values are made of may be held longer
+    than predicted.
 
     Raises:
         BudgetOptError: it is no plan, or no module. PlanMismatchError: the plan is for another module tree or
@@ -35,6 +40,13 @@ def apply(model: Model, plan: Plan) -> Model:
         plan.fingerprint, plan.profile.fingerprint, {**now, "sample": None}, parts=("modules", "parameters")
     )
     _apply.install(model, plan, _apply.regions_of(plan))
+    if plan.halves and plan.measured is None:
+        warnings.warn(
+            f"budgetopt: this plan stores values in fp16 and was not measured, so its peak may be over the "
+            f"{show_bytes(plan.predicted.peak_bytes)} predicted: budgetopt.fit measures, or use budgetopt.measure",
+            BudgetOptWarning,
+            stacklevel=2,
+        )
     return model
 
 

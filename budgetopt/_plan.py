@@ -133,6 +133,11 @@ class Plan(Saved):
         return any(d.choice in ("recompute", "fp16", "late") for region in self.regions for d in region.decisions)
 
     @property
+    def halves(self) -> bool:
+        """Whether anything is stored in fp16."""
+        return any(d.choice == "fp16" for region in self.regions for d in region.decisions)
+
+    @property
     def rounds_between(self) -> bool:
         """Whether replays read what other regions made in fp16: what they make is then not bit for bit the dropped."""
         return any(d.between for region in self.regions for d in region.decisions)

@@ -49,9 +49,11 @@ def _reserved(plan: Plan) -> str:
 
 
 def _exactness(plan: Plan) -> str:
-    if not any(d.choice == "fp16" for region in plan.regions for d in region.decisions):
+    if not plan.halves:
         return "gradients exact"
-    error = plan.measured.grad_error if plan.measured else None
+    if plan.measured is None:
+        return "fp16, neither the gradient error nor the peak is measured: it may be over the prediction"
+    error = plan.measured.grad_error
     return "fp16, gradient error not measured" if error is None else f"fp16, gradient error {error:.1e}"
 
 

@@ -170,7 +170,7 @@ def _keep_what_differs(job: Job, found: Profile, proof: Proof, *, known: bool) -
 
 
 def _fp16_error(job: Job, plan: Plan, number: int) -> float | None:
-    if not any(d.choice == "fp16" for region in plan.regions for d in region.decisions):
+    if not plan.halves:
         return None
     job.tell("measuring the error of fp16")
     how = job.steps[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -266,3 +267,21 @@ def test_rounding_between_layers_is_said() -> None:
     budgetopt.apply(model, plan.exact())
     a, b = run_steps(plain, [sample], steps=1), run_steps(model, [sample], steps=1)
     assert gradient_error(a, b) == 0 and replays(model)
+
+
+def test_plans_in_fp16_that_nobody_measured_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model, sample = Stream(1.0), torch.randn(48, 16)
+    profile = budgetopt.profile(model, sample)
+    plan = forced_plan(profile, lambda v: Choice.FP16)
+    with pytest.warns(budgetopt.BudgetOptWarning, match=r"may be over the .* predicted: budgetopt.fit measures"):
+        budgetopt.apply(model, plan)
+    budgetopt.remove(model)
+    allow = ("keep", "fp16")
+    tight = plan.predicted.peak_bytes + UNSEEN
+    budgetopt.fit(model, sample, tight, allow=allow, verify=False)
+    assert "neither the gradient error nor the peak is measured" in capsys.readouterr().err
+    exact = forced_plan(profile, lambda v: Choice.RECOMPUTE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        budgetopt.apply(model, exact)
