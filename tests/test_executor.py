@@ -433,7 +433,7 @@ def test_other_operators_are_exact(change: Changed) -> None:
 
 
 @pytest.mark.parametrize("build", [mlp_stack, dropout_stack, conv_stack])
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.slow), 8])
 def test_another_batch_size_is_exact(build: Any, rows: int) -> None:
     model, x = build()
     plain = copy.deepcopy(model)

@@ -39,6 +39,7 @@ FORCED = {
     "random 3": by_seed(3, EXACT),
     "random with fp16": by_seed(4, ANY),
 }
+BY_HAND = dict.fromkeys(("random 2", "random 3"), pytest.mark.slow)
 
 
 def check(name: str, plan: Plan, folder: Path) -> None:
@@ -48,7 +49,7 @@ def check(name: str, plan: Plan, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2_small", "resnet_small"])
-@pytest.mark.parametrize("choice", FORCED)
+@pytest.mark.parametrize("choice", [pytest.param(name, marks=BY_HAND.get(name, ())) for name in FORCED])
 def test_forced_plans(name: str, choice: str, tmp_path: Path) -> None:
     check(name, forced_plan(built(name)[1], FORCED[choice]), tmp_path)
 

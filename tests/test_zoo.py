@@ -20,7 +20,7 @@ def fitted(made: Case, share: float) -> Any:
     return model
 
 
-@pytest.mark.parametrize("share", [0.75, 0.5])
+@pytest.mark.parametrize("share", [pytest.param(0.75, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("name", ZOO)
 def test_under_the_budget_bit_for_bit(name: str, share: float) -> None:
     made = case(name, "small")

@@ -47,7 +47,7 @@ def test_values_dropped_by_lot(description: Model, seed: int, whole: bool) -> No
     _by_lot(description, seed, whole)
 
 
-@settings(max_examples=30, derandomize=True, **EVERY)
+@settings(max_examples=20, derandomize=True, **EVERY)
 @given(**PLANS)
 def test_plans_by_lot_in_fp16_and_solved(description: Model, seed: int, batch: int, share: float) -> None:
     _all_plans(description, seed, batch, share)
