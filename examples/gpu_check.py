@@ -66,6 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--shares", type=float, nargs="+", default=[0.7, 0.5])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each solve; default: %(default)s")
     parser.add_argument("--device", default="cuda")
     return parser.parse_args()
 
@@ -182,8 +183,9 @@ def check(
 ) -> tuple[list[str], bool]:
     """The rest of one row and whether it is OK."""
     planned = copy.deepcopy(task.model)
+    how: dict[str, Any] = {"step": task.step, "optimizer": None, "time_limit": options.time_limit}
     try:
-        budgetopt.fit(planned, task.sample, budget, step=task.step, allow=allow, optimizer=None)
+        budgetopt.fit(planned, task.sample, budget, allow=allow, **how)
     except budgetopt.BudgetOptError as error:
         return ["", "", "", "", "", type(error).__name__], isinstance(error, budgetopt.InfeasibleBudgetError)
     plan = budgetopt.plan_of(planned)
