@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
+from budgetopt import _torch
+
 Edge = tuple[int, int]
 """Where a gradient goes: the number of a node, and which of its inputs."""
 
@@ -50,9 +52,11 @@ def inside_nodes(loss: torch.Tensor, watcher: Watcher) -> Iterator[None]:
         edges = [(nodes.get(parent, -1), slot) for parent, slot in node.next_functions]
         handles += [node.register_prehook(_before(watcher, number)), node.register_hook(_after(watcher, edges))]
     del nodes, node  # the engine's alone, as in a plain step
+    before = _torch.modes()
     try:
         yield
     finally:
+        _torch.back_to(before)  # an error inside a node leaves the mode on
         for handle in handles:  # a leaf's node may outlive the graph
             handle.remove()
 

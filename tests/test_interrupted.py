@@ -15,7 +15,20 @@ import pytest
 import torch
 
 import budgetopt
-from budgetopt import _apply, _device, _fit, _fixed, _profile, _regions, _schema, _solve, _state, _step, _verify
+from budgetopt import (
+    _apply,
+    _device,
+    _fit,
+    _fixed,
+    _profile,
+    _regions,
+    _schema,
+    _solve,
+    _state,
+    _step,
+    _torch,
+    _verify,
+)
 from budgetopt._torch import TorchDispatchMode as Mode
 from tests.test_bad_input import EXACT, built, tight
 from tests.untouched import everything, refused
@@ -197,3 +210,30 @@ def test_the_first_use_in_a_process_moves_no_random_numbers() -> None:
     """Modules that are imported late may draw numbers as they are."""
     done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+class Refusing(torch.autograd.Function):
+    """Has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        raise KeyError("no gradient today")
+
+
+def test_an_error_inside_a_node_leaves_no_mode_on() -> None:
+    """Not even in what torch notes of modes for its compiler."""
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            refusing: Any = Refusing.apply
+            out: torch.Tensor = super().forward(refusing(super().forward(x)))
+            return out
+
+    before = _torch.modes()
+    with pytest.raises(KeyError, match="no gradient today"):
+        budgetopt.profile(torch.nn.Sequential(Layer(8, 8), Layer(8, 8)), torch.randn(4, 8))
+    assert _torch.modes() == before
