@@ -426,10 +426,12 @@ def replaying(function: Callable[..., Result], *arguments: Any) -> Result:
     entered right here: at the door of one written in Python, Ctrl-C would leave the thread below autograd.
     """
     with _C._DisableAutocast(), _C._AutoDispatchBelowAutograd():
-        if calm() and not _C._dispatch_tls_is_dispatch_key_included(_VMAP):
+        batched = _C._dispatch_tls_is_dispatch_key_included(_VMAP)
+        if calm() and not batched:
             return function(*arguments)
         with ExitStack() as stack:
-            stack.enter_context(_no_vmap_mode())
+            if batched:
+                stack.enter_context(_no_vmap_mode())
             if functorch_active():
                 stack.enter_context(temporarily_clear_interpreter_stack())
             if _C._len_torch_dispatch_stack() > 0:
