@@ -1,0 +1,1 @@
+"""Scripts that show budgetopt at work; each is run by a test."""
