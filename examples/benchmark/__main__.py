@@ -5,9 +5,10 @@
 
 For each model a child process per way: plain, plain again (the control: its ratio to plain is the noise, and beyond
 3 % the run is void), gradient checkpointing of every block and of one in n, torch's selective policies, torch.compile
-with ``activation_memory_budget``; then budgetopt, given the measured peak of each of these as its budget. All are
-there at once and take their steps in turn (forward + backward from gradients that are None); a ratio is of two steps
-of one round. Peaks are the allocator's own, of the same meter for all, and none is taken from budgetopt.
+with ``activation_memory_budget``; then budgetopt at shares of the activation bytes (resident + share · (plain peak -
+resident)), and given the measured peak of each of the others as its budget. All are there at once and take their
+steps in turn (forward + backward from gradients that are None); a ratio is of two steps of one round. Peaks are the
+allocator's own, of the same meter for all, and none is taken from budgetopt.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder, console.status("") as status:
             comparison = Comparison(name, options.size, options.device, Path(folder), status.update)
-            found["models"][name] = comparison.run(ways, options.warm_up, options.rounds)
+            found["models"][name] = comparison.run(ways, options.shares, options.warm_up, options.rounds)
         if options.output:
             options.output.write_text(json.dumps(found, indent=1))
         show(name, found["models"][name])
@@ -65,6 +66,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=int, nargs="*", default=[2], help="checkpoint one block in n (default: 2)")
     parser.add_argument(
         "--memory-budgets", type=float, nargs="*", default=[1.0, 0.5, 0.25], help="torch.compile's (1 0.5 0.25)"
+    )
+    parser.add_argument(
+        "--shares", type=float, nargs="*", default=[0.7, 0.5, 0.3], help="ours, of the activation bytes (0.7 0.5 0.3)"
     )
     parser.add_argument("--backend", default="inductor", help="torch.compile's (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="default: %(default)s")

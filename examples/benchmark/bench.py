@@ -60,7 +60,7 @@ class Child:
 
 @dataclass
 class Comparison:
-    """One model, every way; `matched` has ours at the measured peak of each peer.
+    """One model, every way: peers, ours at shares of the activation bytes, and ours at the peak of each peer.
 
     `tell` is called with a text as each stage begins.
     """
@@ -73,20 +73,25 @@ class Comparison:
     children: dict[str, Child] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def run(self, peers: list[Way], warm_up: int, rounds: int) -> dict[str, Any]:
+    def run(self, peers: list[Way], shares: list[float], warm_up: int, rounds: int) -> dict[str, Any]:
         """Everything measured, as JSON: bytes and nanoseconds, ratios to plain in the same round."""
         with ExitStack() as stack:
             for name in (PLAIN, CONTROL):
                 self._add(stack, Way(name, "as_it_is"))
             for peer in peers:
                 self._add(stack, peer)
-            for peer in peers:
-                if peer.name in self.children:
-                    budget = self.children[peer.name].facts["peak_bytes"]
-                    path = str(self.folder / f"{self.model}.json")
-                    self._add(stack, Way(matched(peer.name), "planned", [budget, path]))
+            for name, budget in self._budgets(peers, shares).items():
+                self._add(stack, Way(name, "planned", [budget, str(self.folder / f"{self.model}.json")]))
             self._step_in_turn(warm_up, rounds)
-            return self._results(peers)
+            return self._results(peers, shares)
+
+    def _budgets(self, peers: list[Way], shares: list[float]) -> dict[str, int]:
+        """For ours: shares of the activation bytes, and what each peer took."""
+        plain = self.children[PLAIN].facts
+        activations = plain["peak_bytes"] - plain["resident_bytes"]
+        budgets = {at(share): plain["resident_bytes"] + round(share * activations) for share in shares}
+        there = [peer.name for peer in peers if peer.name in self.children]
+        return budgets | {matched(name): self.children[name].facts["peak_bytes"] for name in there}
 
     def _add(self, stack: ExitStack, way: Way) -> None:
         self.tell(f"{self.model}: {way.name}")
@@ -129,7 +134,7 @@ class Comparison:
                 if number >= warm_up:
                     self.children[name].step_ns.append(answer["step_ns"])
 
-    def _results(self, peers: list[Way]) -> dict[str, Any]:
+    def _results(self, peers: list[Way], shares: list[float]) -> dict[str, Any]:
         plain = self.children[PLAIN]
         gradients = torch.load(plain.facts["path"])
         rows = {name: _row(child, plain, gradients) for name, child in self.children.items()}
@@ -138,10 +143,16 @@ class Comparison:
             "noise": abs(rows[CONTROL]["ratio"] - 1),
             "plain": rows[PLAIN],
             "control": rows[CONTROL],
+            "shares": {at(share): rows.get(at(share)) for share in shares},
             "peers": {peer.name: rows.get(peer.name) for peer in peers},
             "matched": {peer.name: rows.get(matched(peer.name)) for peer in peers},
             "failed": self.failed,
         }
+
+
+def at(share: float) -> str:
+    """The row of ours at a share of the activation bytes."""
+    return f"budgetopt at {share:.0%} of the activations"
 
 
 def matched(name: str) -> str:

@@ -27,8 +27,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def _panel(axes: Any, name: str, model: dict[str, Any]) -> None:
-    ours = sorted((row["peak_bytes"] / 1e6, row["ratio"]) for row in model["matched"].values() if row)
-    axes.plot(*zip(*ours, strict=True), "o-", color="C3", label="budgetopt", zorder=3)
+    ours = sorted(
+        (row["peak_bytes"] / 1e6, row["ratio"])
+        for row in (*model["matched"].values(), *model["shares"].values())
+        if row
+    )
+    axes.plot([peak for peak, _ in ours], [ratio for _, ratio in ours], "o-", color="C3", label="budgetopt", zorder=3)
     axes.plot(model["plain"]["peak_bytes"] / 1e6, 1.0, "k*", markersize=11, label="plain")
     for number, (way, row) in enumerate(model["peers"].items()):
         if row:

@@ -30,6 +30,8 @@ def show(name: str, found: dict[str, Any]) -> None:
     for column in COLUMNS:
         table.add_column(column, justify="right")
     table.add_row("plain", *_cells(found["plain"]))
+    for way, row in found["shares"].items():
+        table.add_row(way, *(["does not fit"] if row is None else _cells(row)))
     for way, row in found["peers"].items():
         if row is None:
             table.add_row(way, f"failed: {found['failed'][way]}")
