@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
         try:
             return version("budgetopt")
         except PackageNotFoundError:
-            return "0.1.0.dev0"
+            return "0.1.0"
     if name not in _WHERE:
         raise AttributeError(f"module 'budgetopt' has no attribute {name!r}")
     return getattr(import_module(f"budgetopt.{_WHERE[name]}"), name)
