@@ -1,186 +1,129 @@
-"""The command line. Reads arguments here; torch is loaded only by what needs it."""
+"""The command line: read the arguments, run one command, write its answer, end with a status.
+
+torch is loaded only by commands that run a model.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
+import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from types import TracebackType
 
+from budgetopt import _stdout
 from budgetopt._errors import BudgetOptError
+from budgetopt._options import Commands
 
-if TYPE_CHECKING:
-    from budgetopt.solvers import Problem
+COMMANDS = (
+    "demo",
+    "fit",
+    "profile",
+    "solve",
+    "show",
+    "frontier",
+    "compare",
+    "measure",
+    "largest_batch",
+    "problem",
+)
+"""Modules in `_commands`, in the order in which ``--help`` shows them."""
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+
+_PACKAGE = Path(__file__).parent
+_LEADING = (__file__, str(_PACKAGE / "_entry.py"), str(_PACKAGE / "_commands"), import_module.__code__.co_filename, "<")
+"""Frames of these files come before the user's code; "<": of the import system."""
+
+_EPILOG = """\
+module:build is a function in a module, here or installed, that returns
+model, sample or model, sample, {"loss": my_loss, "optimizer": "sgd"} (also
+"step"; as budgetopt.fit takes them).
+
+  budgetopt fit my_model:build --budget 8GB -o plan.json
+  budgetopt show plan.json
+  budgetopt measure my_model:build --plan plan.json
+
+The answer goes to stdout, all else to stderr. Exit status: 0; 1 after an
+error, which is explained; 2 for wrong usage; 130 after Ctrl-C.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0, 1 after an error that is explained, 2 for wrong usage."""
-    options = _parser().parse_args(arguments)
+    """Run the command; returns the exit status: 0, 1 after an error that is told, 130 after Ctrl-C.
+
+    Raises:
+        SystemExit: of argparse, 0 for help and 2 for wrong usage.
+    """
     try:
-        options.run(options)
+        try:
+            options = _parser().parse_args(arguments)
+        except SystemExit:
+            _stdout.write("")  # --help in a pipe that was closed
+            raise
+        with _stdout.aside():
+            answer = options.run(options)
+        _stdout.write(_text(answer, options))
     except BudgetOptError as error:
-        print(f"budgetopt: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return _told(f"{type(error).__name__}: {error}", 1)
+    except KeyboardInterrupt:
+        return _told("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        return _stdout.CLOSED
+    except Exception as error:
+        traceback.print_exception(type(error), error, _theirs(error.__traceback__))
+        said = "".join(traceback.format_exception_only(type(error), error)).splitlines()[0]
+        return _told(f"{said} (not an error of budgetopt's: the traceback above says where it comes from)", 1)
     return 0
 
 
-def _demo(options: argparse.Namespace) -> None:
-    from budgetopt._demo import demo  # late: --help and --version need no torch
-
-    demo(steps=options.steps, plan_dir=options.plan_dir)
-
-
-def _largest_batch(options: argparse.Namespace) -> None:
-    from budgetopt._plan import Plan
-
-    print(Plan.load(options.plan).largest_batch(options.budget, replan=not options.as_planned))
+def _told(text: str, status: int) -> int:
+    print(f"budgetopt: {text}", file=sys.stderr)
+    return status
 
 
-def _problem(options: argparse.Namespace) -> None:
-    from budgetopt._comparison import write_problem
-
-    write_problem(
-        options.file,
-        options.output,
-        options.budget,
-        allow=options.allow,
-        exclude=options.exclude,
-        headroom=options.headroom,
-    )
+def _text(answer: object, options: argparse.Namespace) -> str:
+    """The answer and a newline; on a terminal, lines of words are folded at its width."""
+    text = "" if answer is None else f"{answer}\n"
+    if getattr(options, "json", False) or sys.stdout is None or not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "".join(_folded(line, width) + "\n" for line in text.splitlines())
 
 
-def _compare(options: argparse.Namespace) -> None:
-    from budgetopt import _comparison, _plot
-
-    names, how = _comparison.checked(options.solvers, options.backend, options.time_limit, options.gap)
-    if options.plot:
-        _plot.ready(options.plot)
-    compared = _comparison.compare(_step(options), options.shares, names, how)
-    if options.plot:
-        _plot.draw(compared, options.plot)
-    print(compared.as_json() if options.json else compared)
+def _folded(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False, replace_whitespace=False)
 
 
-def _step(options: argparse.Namespace) -> Problem:
-    """The step that is in a file, or that of a model."""
-    from budgetopt import _given
-    from budgetopt._problem import to_problem
-
-    if not _given.is_function(options.source):
-        if options.device is not None:
-            raise BudgetOptError(f"--device {options.device} is for a model (module:build); the file has its own")
-        return _given.problem(Path(options.source), options.allow, options.exclude)
-    from budgetopt._arguments import CHOICES
-    from budgetopt._entry import profiled
-
-    profile = profiled(options.source, options.device)
-    return to_problem(profile, 0, allow=options.allow or CHOICES, exclude=options.exclude or ())
+def _theirs(found: TracebackType | None) -> TracebackType | None:
+    """Without the first frames, which only led to the command or to ``build()``."""
+    at = found
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if not file.startswith(_LEADING):
+            return at
+        at = at.tb_next
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="budgetopt", description="Train PyTorch models under a memory budget.")
+    parser = argparse.ArgumentParser(
+        prog="budgetopt",
+        description="Train PyTorch models under a memory budget.",
+        epilog=_EPILOG,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28),
+    )
     parser.add_argument("--version", action="version", version=f"budgetopt {version('budgetopt')}")
-    commands = parser.add_subparsers(title="commands", required=True)
-    _demo_command(commands)
-    _largest_batch_command(commands)
-    _problem_command(commands)
-    _compare_command(commands)
+    commands: Commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        import_module(f"budgetopt._commands.{name}").add(commands)
     return parser
-
-
-def _demo_command(commands: Commands) -> None:
-    show = commands.add_parser(
-        "demo",
-        help="train a small GPT plain and under two budgets, side by side",
-        description="Train a small GPT on the text of Python's own documentation, plain and under two memory "
-        "budgets with the same seeds. Progress goes to stderr, the table to stdout.",
-    )
-    show.add_argument("--steps", type=_positive, default=20, metavar="N", help="training steps (default: %(default)s)")
-    show.add_argument("--plan-dir", type=Path, metavar="DIR", help="keep the plans there (default: a new folder)")
-    show.set_defaults(run=_demo)
-
-
-def _largest_batch_command(commands: Commands) -> None:
-    batch = commands.add_parser(
-        "largest-batch",
-        help="how big a batch fits a budget, from a saved plan",
-        description="Print the largest batch whose predicted peak fits the budget, from the sizes in a saved plan; "
-        "0 if not even one example fits. Nothing is run.",
-    )
-    batch.add_argument("plan", type=Path, help="a plan that budgetopt.fit(..., plan=PATH) has saved")
-    batch.add_argument("--budget", metavar="SIZE", help='such as "8GB" or "8GiB" (default: the plan\'s own)')
-    batch.add_argument("--as-planned", action="store_true", help="under this plan; default: under the best plan")
-    batch.set_defaults(run=_largest_batch)
-
-
-def _problem_command(commands: Commands) -> None:
-    write = commands.add_parser(
-        "problem",
-        help="write what the solvers are asked to a file, from a saved profile or plan",
-        description="Write the problem of fitting a recorded step to a budget: sizes, times and what reads what, and "
-        "no names. Nothing is run.",
-    )
-    write.add_argument("file", type=Path, help="a profile or a plan that was saved")
-    write.add_argument("--budget", metavar="SIZE", help='such as "8GB" or "8GiB" (default: the plan\'s own)')
-    write.add_argument("--headroom", metavar="SIZE", help="taken off the budget (default: as in the plan, else none)")
-    _what_may_be_chosen(write)
-    write.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="JSON; compressed if its name ends in .gz"
-    )
-    write.set_defaults(run=_problem)
-
-
-def _compare_command(commands: Commands) -> None:
-    table = commands.add_parser(
-        "compare",
-        help="what each solver makes of each budget",
-        description="Give the same step and the same budgets to every solver, and print what the answers cost. "
-        "Only a model is run, to be profiled. Progress goes to stderr, the table to stdout.",
-    )
-    table.add_argument(
-        "source",
-        help="a problem, a profile or a plan that was saved (its budget is not used), or module:build, a function "
-        "that returns model, sample or model, sample, {'loss': ...}: that model is profiled",
-    )
-    table.add_argument(
-        "--device", metavar="NAME", help="model the step on a100, h100, h200, rtx4090, t4 or cpu instead"
-    )
-    table.add_argument("--solvers", nargs="+", metavar="NAME", help="(default: all)")
-    table.add_argument(
-        "--shares",
-        nargs="+",
-        type=_share,
-        metavar="S",
-        help="budgets, as shares of the bytes that keeping everything takes on top of what is resident "
-        "(default: 0.75 0.5 0.35 0.25)",
-    )
-    _what_may_be_chosen(table)
-    table.add_argument("--time-limit", type=float, default=10.0, metavar="SECONDS", help="per answer (default: 10)")
-    table.add_argument("--gap", type=float, default=0.01, help="distance from the best that will do (default: 0.01)")
-    table.add_argument("--backend", default="auto", metavar="NAME", help="auto, cbc or highs (default: auto)")
-    table.add_argument("--json", action="store_true", help="print JSON: bytes, nanoseconds, shares of one")
-    table.add_argument("--plot", type=Path, metavar="FILE", help="draw overhead against budget: .png, .svg or .pdf")
-    table.set_defaults(run=_compare)
-
-
-def _what_may_be_chosen(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--allow", nargs="+", metavar="CHOICE", help="of keep, recompute, fp16 (default: as planned)")
-    command.add_argument("--exclude", nargs="+", metavar="LAYER", help="layers to leave alone (default: as planned)")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give at least 1")
-    return number
-
-
-def _share(text: str) -> float:
-    number = float(text)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a share of more than 0, and at most 1")
-    return number

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import budgetopt
+from budgetopt._report import text_of
 from budgetopt._units import show_bytes, show_ns
 
 LAYERS, WIDTH, HEADS, CONTEXT, BATCH, VOCABULARY = 4, 256, 4, 128, 16, 256
@@ -88,8 +89,8 @@ class Run:
         return round(statistics.median(self.step_ns[WARM_UP:] or self.step_ns))
 
 
-def demo(steps: int = 20, plan_dir: Path | None = None) -> None:
-    """Train, compare and print; see the module.
+def demo(steps: int = 20, plan_dir: Path | None = None) -> str:
+    """Train and compare; returns what was found as text, see the module. What is being done goes to stderr.
 
     Args:
         steps: training steps of each model.
@@ -100,7 +101,7 @@ def demo(steps: int = 20, plan_dir: Path | None = None) -> None:
     """
     folder = plan_dir or Path(tempfile.mkdtemp(prefix="budgetopt-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
-    out, err = Console(), Console(stderr=True)
+    err = Console(stderr=True)
 
     text = python_documentation()
     err.print(f"A GPT of {LAYERS} × {WIDTH} on {show_bytes(len(text))} of Python's documentation, {steps} steps.")
@@ -114,9 +115,8 @@ def demo(steps: int = 20, plan_dir: Path | None = None) -> None:
     for run in runs:
         run.peak_bytes = measure(run, text).peak_bytes
 
-    out.print(table(runs))
-    out.print(f"Plans saved in {folder}", soft_wrap=True)
-    out.print(fit_again(start, runs[-1], text, folder, err), soft_wrap=True)
+    again = fit_again(start, runs[-1], text, folder, err)
+    return f"{text_of(table(runs))}Plans saved in {folder}\n{again}"
 
 
 def python_documentation() -> Tensor:

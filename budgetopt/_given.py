@@ -57,6 +57,30 @@ def question(path: Path) -> Question:
     return Question(plan.profile, plan.budget_bytes, plan.headroom_bytes, plan.allow, plan.exclude)
 
 
+def saved(path: Path) -> Plan | Profile:
+    """The plan or the profile in the file.
+
+    Raises:
+        BudgetOptError: the file can't be read, or it holds neither.
+    """
+    kind = _kind(path)
+    if kind == "problem":
+        raise BudgetOptError(f"{str(path)!r} is a problem, which has no names: give a plan or a profile")
+    return Plan.load(path) if kind == "plan" else Profile.load(path)
+
+
+def plan(path: Path) -> Plan:
+    """The plan in the file.
+
+    Raises:
+        BudgetOptError: the file can't be read, or holds no plan; it says what it is.
+    """
+    kind = _kind(path)
+    if kind != "plan":
+        raise BudgetOptError(f"{str(path)!r} is a {kind}, and a plan is wanted: one that fit or solve has written")
+    return Plan.load(path)
+
+
 def problem(path: Path, allow: Sequence[str] | None, exclude: Sequence[str] | None) -> Problem:
     """The problem in the file, or that of the profile or plan in it; its budget is of no account.
 

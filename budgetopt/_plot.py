@@ -1,8 +1,12 @@
-"""The picture of a comparison: overhead against budget. No torch; matplotlib is loaded only to draw."""
+"""Pictures of a comparison and of a frontier: overhead against budget.
+
+No torch; matplotlib is loaded only to draw.
+"""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +17,10 @@ from budgetopt._units import show_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from budgetopt._comparison import Compared
+    from budgetopt._schema import FrontierPoint, Profile
     from budgetopt.solvers.compare import Row
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -41,22 +47,53 @@ def ready(path: Path) -> None:
 
 
 def draw(compared: Compared, path: Path) -> None:
-    """Write the picture, whole or not at all.
+    """Write the picture of a comparison, whole or not at all.
 
     Raises:
         BudgetOptError: the folder can't be written to.
     """
-    from matplotlib.figure import Figure  # without pyplot, which would keep the figure and choose a window system
-
-    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _figure()
     lines: dict[str, list[Row]] = {}
     for row in compared.rows:
         lines.setdefault(row.solver, []).append(row)
     for number, (solver, rows) in enumerate(lines.items()):
         _line(axes, number, solver, rows, len(lines))
-    _scale(axes, compared)
+    _scale(
+        axes,
+        [_height(row) for row in compared.rows if row.cost_ns is not None],
+        {row.budget: row.share for row in compared.rows},
+        "extra time, % of the plain step" if compared.step_ns else "extra time, ms",
+    )
+    axes.set_title("what each solver's answer costs at each budget")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    _write(figure, path)
+
+
+def draw_frontier(profile: Profile, points: Sequence[FrontierPoint], path: Path) -> None:
+    """Write the picture of what :func:`budgetopt.frontier` found, whole or not at all.
+
+    Raises:
+        BudgetOptError: the folder can't be written to.
+    """
+    figure, axes = _figure()
+    heights = [100 * point.overhead for point in points]
+    axes.plot([point.budget_bytes for point in points], heights, marker="o")
+    resident = profile.fixed.total
+    above = max(1, profile.peak_bytes - resident)
+    shares = {point.budget_bytes: (point.budget_bytes - resident) / above for point in points}
+    _scale(axes, heights, shares, "extra time, % of the plain step")
+    axes.set_title("what each byte of budget buys")
+    _write(figure, path)
+
+
+def _figure() -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure  # without pyplot, which would keep the figure and choose a window system
+
+    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _write(figure: Figure, path: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lower()[1:], dpi=150)
     write_atomically(path, buffer.getvalue())
@@ -84,21 +121,20 @@ def _height(row: Row) -> float:
     return (row.cost_ns or 0) / 1e6 if row.overhead is None else 100 * row.overhead
 
 
-def _scale(axes: Axes, compared: Compared) -> None:
-    heights = [_height(row) for row in compared.rows if row.cost_ns is not None]
-    labels = {row.budget: f"{show_bytes(row.budget)}\n{row.share:.3g}" for row in compared.rows}
-    ticks = _apart(labels)
+def _scale(axes: Axes, heights: Iterable[float], shares: dict[int, float], label: str) -> None:
+    """Ticks at the budgets, which `shares` has as keys; `heights`: of all points."""
+    found = list(heights)
+    ticks = _apart({budget: f"{show_bytes(budget)}\n{share:.3g}" for budget, share in shares.items()})
     axes.set_xticks(list(ticks), list(ticks.values()))
-    around = _AROUND * (max(labels) - min(labels) or max(labels))
-    axes.set_xlim(min(labels) - around, max(labels) + around)  # those, too, at which nothing fits
+    around = _AROUND * (max(shares) - min(shares) or max(shares))
+    axes.set_xlim(min(shares) - around, max(shares) + around)  # those, too, at which nothing fits
     axes.set_xlabel("budget, and its share of the activation bytes")
-    axes.set_ylabel("extra time, % of the plain step" if compared.step_ns else "extra time, ms")
-    if heights and min(heights) > 0 and max(heights) > _WIDE * min(heights):
+    axes.set_ylabel(label)
+    if found and min(found) > 0 and max(found) > _WIDE * min(found):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda height, _: f"{height:g}")
     else:
         axes.set_ylim(bottom=0)
-    axes.set_title("what each solver's answer costs at each budget")
     axes.grid(alpha=0.3)
 
 

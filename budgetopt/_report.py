@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from budgetopt._plan import Plan
-    from budgetopt._schema import Profile
+    from budgetopt._schema import FrontierPoint, Profile
 
 WIDTH = 120
+"""Columns of a table, if the terminal does not have fewer."""
+NARROW = 60
+"""Columns without which a table can't be read."""
 
 
 def fit_line(plan: Plan, *, reused: bool, notes: list[str]) -> str:
@@ -86,6 +90,25 @@ def profile_table(profile: Profile) -> str:
     return text_of(table) + "\n".join(foot)
 
 
+def frontier_table(profile: Profile, points: Sequence[FrontierPoint]) -> str:
+    """One row per budget: what the cheapest plan takes there, and what sets its peak."""
+    table = new_table("what each byte of budget buys")
+    for name in ("budget", "share", "peak", "overhead", "gap"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("peak at")
+    above = profile.peak_bytes - profile.fixed.total
+    for point in points:
+        share = (point.budget_bytes - profile.fixed.total) / above if above else 1.0
+        sizes = [show_bytes(point.budget_bytes), f"{share:.3f}", show_bytes(point.peak_bytes)]
+        table.add_row(*sizes, f"{point.overhead:.2%}", f"{point.gap:.1%}", point.peak_at)
+    return text_of(table) + (
+        f"share: of the {show_bytes(above)} that keeping everything takes on top of the "
+        f"{show_bytes(profile.fixed.total)} resident\n"
+        f"overhead: extra time as a share of a plain step ({show_ns(profile.step_ns)}); gap: proven distance from the "
+        "cheapest choice"
+    )
+
+
 def scaled_note(profile: Profile) -> str:
     """From what a profile was scaled whose own batch did not fit."""
     sizes = " and ".join(str(size) for size in profile.scaled_from)
@@ -117,5 +140,6 @@ def text_of(table: Table) -> str:
     with _same_random():
         from rich.console import Console
 
-        Console(file=buffer, width=WIDTH).print(table)
+        columns = shutil.get_terminal_size((WIDTH, 24)).columns
+        Console(file=buffer, width=max(NARROW, min(WIDTH, columns))).print(table)
     return buffer.getvalue()

@@ -33,6 +33,11 @@ TORCH_FREE = (
     "_given",
     "_comparison",
     "_plot",
+    "_as_json",
+    "_options",
+    "_progress",
+    "_stdout",
+    "_commands",
     "_cli",
     "__main__",
 )
@@ -64,7 +69,11 @@ def module_name(path: Path) -> str:
 
 SOURCES = {
     module_name(path): path
-    for path in [*sorted((ROOT / "budgetopt").glob("*.py")), *sorted((ROOT / "solvers").rglob("*.py"))]
+    for path in [
+        *sorted((ROOT / "budgetopt").glob("*.py")),
+        *sorted((ROOT / "budgetopt" / "_commands").glob("*.py")),
+        *sorted((ROOT / "solvers").rglob("*.py")),
+    ]
 }
 
 
