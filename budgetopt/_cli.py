@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
-from budgetopt import _stdout
+from budgetopt import _interrupts, _stdout
 from budgetopt._errors import BudgetOptError
 from budgetopt._options import Commands
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit:
             _stdout.write("")  # --help in a pipe that was closed
             raise
-        with _stdout.aside():
+        with _interrupts.heeded(), _stdout.aside():
             answer = options.run(options)
         _stdout.write(_text(answer, options))
     except BudgetOptError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 
 from budgetopt import _given, solvers
 from budgetopt._errors import BudgetOptError
-from budgetopt._report import new_table, text_of
+from budgetopt._report import columns, new_table, text_of
 from budgetopt._solve import solver_options
 from budgetopt._units import show_bytes, show_enough, show_ns
 from budgetopt.solvers.compare import SHARES, Row, plain_peak
 from budgetopt.solvers.problem import Problem
+
+_ROOM = 100
+"""Columns that a table with remarks needs."""
 
 
 def write_problem(
@@ -68,6 +72,9 @@ class Compared:
 
     def __str__(self) -> str:
         table = new_table("what each solver makes of each budget")
+        narrow = columns() < _ROOM
+        if narrow:
+            table.padding, table.pad_edge = (0, 1, 0, 0), False
         for name in ("budget", "solver", "overhead", "peak", "gap", "took"):
             table.add_column(name, no_wrap=True, justify="left" if name in ("budget", "solver") else "right")
         table.add_column("remarks")
@@ -77,8 +84,12 @@ class Compared:
             if last is not None and budget:
                 table.add_row()
             last = row.budget
-            table.add_row(budget, row.solver, *_cells(row), f"{row.seconds:.2f} s", remarks(row))
-        return text_of(table) + self._foot()
+            table.add_row(budget, row.solver, *_cells(row), f"{row.seconds:.2f} s", (_word if narrow else remarks)(row))
+        return (
+            text_of(table)
+            + self._foot()
+            + ("\n--json, or a wider terminal, says more of each answer" if narrow else "")
+        )
 
     def _foot(self) -> str:
         activations = show_bytes(self.plain_peak - self.resident)
@@ -126,6 +137,11 @@ def checked(
         options = solver_options(name, backend, time_limit, gap)
     del options["solver"]
     return found, options
+
+
+def _word(row: Row) -> str:
+    """The first words of :func:`remarks`."""
+    return re.split("[:;]", remarks(row))[0]
 
 
 def remarks(row: Row) -> str:

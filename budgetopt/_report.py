@@ -134,12 +134,16 @@ def new_table(title: str) -> Table:
         return Table(box=SIMPLE, title=title)
 
 
+def columns() -> int:
+    """How wide tables are: as the terminal, within reason."""
+    return max(NARROW, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
 def text_of(table: Table) -> str:
     """The table as text."""
     buffer = io.StringIO()
     with _same_random():
         from rich.console import Console
 
-        columns = shutil.get_terminal_size((WIDTH, 24)).columns
-        Console(file=buffer, width=max(NARROW, min(WIDTH, columns))).print(table)
+        Console(file=buffer, width=columns()).print(table)
     return buffer.getvalue()

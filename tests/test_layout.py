@@ -34,6 +34,7 @@ TORCH_FREE = (
     "_comparison",
     "_plot",
     "_as_json",
+    "_interrupts",
     "_options",
     "_progress",
     "_stdout",
