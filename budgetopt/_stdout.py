@@ -21,7 +21,7 @@ def aside() -> Iterator[None]:
     saved = _duplicate(1)
     try:
         if saved is not None:
-            _point_at_stderr()
+            _point_away(2 if saved != 2 else None)  # the copy has number 2 where stderr is not open
         with open(os.devnull, "w") as nothing, redirect_stdout(sys.stderr or nothing):
             yield
     finally:
@@ -67,12 +67,13 @@ def _duplicate(descriptor: int) -> int | None:
     return None
 
 
-def _point_at_stderr() -> None:
-    try:
-        os.dup2(2, 1)
-    except OSError:  # stderr is not open
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 1)
+def _point_away(descriptor: int | None) -> None:
+    """From where descriptor 1 points to, to where this one does, or to nothing."""
+    if descriptor is not None:
+        os.dup2(descriptor, 1)
+        return
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
 
 
 def _flush_c() -> None:

@@ -38,8 +38,7 @@ TORCH_FREE = (
     "_options",
     "_progress",
     "_stdout",
-    "_commands",
-    "_cli",
+    "_cli",  # and _commands: see tests/test_commands.py
     "__main__",
 )
 SOLVER_USERS = {
