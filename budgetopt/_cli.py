@@ -56,7 +56,7 @@ error, which is explained; 2 for wrong usage; 130 after Ctrl-C.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0, 1 after an error that is told, 130 after Ctrl-C.
+    """Run the command; returns the exit status: 0, 1 after an error that is told, 130 after Ctrl-C, 141 if nobody read.
 
     Raises:
         SystemExit: of argparse, 0 for help and 2 for wrong usage.
@@ -69,18 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         with _interrupts.heeded(), _stdout.aside():
             answer = options.run(options)
-        _stdout.write(_text(answer, options))
+        return 0 if _stdout.write(_text(answer, options)) else _stdout.CLOSED
     except BudgetOptError as error:
         return _told(f"{type(error).__name__}: {error}", 1)
     except KeyboardInterrupt:
         return _told("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        return _stdout.CLOSED
     except Exception as error:
         traceback.print_exception(type(error), error, _theirs(error.__traceback__))
         said = "".join(traceback.format_exception_only(type(error), error)).splitlines()[0]
         return _told(f"{said} (not an error of budgetopt's: the traceback above says where it comes from)", 1)
-    return 0
 
 
 def _told(text: str, status: int) -> int:

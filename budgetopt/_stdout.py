@@ -31,20 +31,21 @@ def aside() -> Iterator[None]:
             os.close(saved)
 
 
-def write(text: str) -> None:
-    """Write to stdout, and see that it got there.
+def write(text: str) -> bool:
+    """Write to stdout, and see that it got there; False if nobody reads it to its end, as in ``| head``.
 
     Raises:
-        BrokenPipeError: nobody reads it, as in ``| head``; stdout is then closed. BudgetOptError: it can't be written.
+        BudgetOptError: it can't be written, the disk is full say.
     """
     if sys.stdout is None:  # started with it closed
-        return
+        return True
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
+        return True
     except BrokenPipeError:
         _give_up()
-        raise
+        return False
     except OSError as error:
         _give_up()
         raise BudgetOptError(f"can't write the answer to stdout: {error.strerror}") from error

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,9 @@ def build():
 def with_options():
     import beside
     return *mlp_stack(3, 16, 64), {"loss": lambda out: out.pow(2).mean(), "optimizer": "sgd"}
+
+def hung_up():
+    raise BrokenPipeError(32, "Broken pipe")
 
 def broken():
     return [][3]
@@ -195,6 +199,15 @@ def test_measure(made: tuple[Profile, Plan], folder: Path, capsys: pytest.Captur
     assert "within the plan's budget of 200 kB" in capsys.readouterr().out
 
 
+def test_measure_does_not_ask_to_measure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("solve", "profile.json", "--budget", "215kB", "--allow", "keep", "fp16", "-o", "half.json") == 0
+    assert Plan.load(folder / "half.json").halves
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run("measure", "given:build", "--plan", "half.json", "--steps", "1") == 0
+    assert "the plan's budget of 215 kB" in capsys.readouterr().out
+
+
 # -- what is wrong -----------------------------------------------------------------------------------
 
 WRONG: list[tuple[str, str]] = [
@@ -258,7 +271,11 @@ def test_wrong_usage(arguments: str, folder: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("name", "line", "error"),
-    [("given:broken", "return [][3]", "IndexError"), ("given:misfit", "tests/models.py", "RuntimeError")],
+    [
+        ("given:broken", "return [][3]", "IndexError"),
+        ("given:hung_up", "Broken pipe", "BrokenPipeError"),
+        ("given:misfit", "tests/models.py", "RuntimeError"),
+    ],
 )
 def test_an_error_of_the_user_s_code(
     name: str, line: str, error: str, folder: Path, capsys: pytest.CaptureFixture[str]

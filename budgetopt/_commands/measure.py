@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from budgetopt import _options
+from budgetopt._errors import BudgetOptWarning
 
 if TYPE_CHECKING:
     from budgetopt import Measurement, Plan
@@ -52,7 +54,9 @@ def run(options: argparse.Namespace) -> object:
 
     built = build(options.model, options.optimizer)
     if plan is not None:
-        apply(built.model, plan)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BudgetOptWarning)  # that nobody measured it, which comes next
+            apply(built.model, plan)
     with progress(f"running {options.steps} steps"):
         found = measure(built.model, built.sample, steps=options.steps, **{"optimizer": "adamw", **built.options})
     return _as_json.measurement(found, plan, options.plan) if options.json else _lines(found, plan, options.steps)
