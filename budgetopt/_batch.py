@@ -7,13 +7,18 @@ sizes would start below zero (scores of every pair in the batch).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from budgetopt import solvers
+from budgetopt._arguments import headroom_bytes
 from budgetopt._errors import BudgetOptError
-from budgetopt._problem import to_problem
-from budgetopt._schema import Profile, Smaller
+from budgetopt._problem import UNSEEN, to_problem
+from budgetopt._units import parse_bytes
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import Choice, Segment
+
+if TYPE_CHECKING:  # a profile tells its own largest batch
+    from budgetopt._schema import Profile, Smaller
 
 MOST = 1 << 20
 """Batches beyond this are not looked for."""
@@ -91,6 +96,14 @@ def peak_at(profile: Profile, choices: Sequence[Choice], batch: int, segments: S
 def largest_planned(profile: Profile, limit: int, choices: Sequence[Choice], segments: Sequence[Segment] = ()) -> int:
     """The largest batch at which the predicted peak of a choice is within `limit` bytes, or 0."""
     return _largest(lambda batch: peak_at(profile, choices, batch, segments) <= limit)
+
+
+def largest_within(
+    profile: Profile, budget: int | str, *, allow: Iterable[str], exclude: Iterable[str], headroom: int | str
+) -> int:
+    """As :func:`largest`, for a budget as users give it."""
+    limit = parse_bytes(budget, total=None, free=None)
+    return largest(profile, limit - headroom_bytes(headroom, limit) - UNSEEN, allow, exclude)
 
 
 def largest(profile: Profile, limit: int, allow: Iterable[str], exclude: Iterable[str]) -> int:

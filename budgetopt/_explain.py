@@ -26,7 +26,8 @@ class Row:
     """One saved value: the operator that makes it, its bytes, what became of it, what running the operator costs.
 
     `together`: bytes of all saved values of the operator, which one run of it makes again. `late`: it is dropped in
-    the forward, and kept from when its segment is run again. `between`: other layers use it, too.
+    the forward, and kept from when its segment is run again. `between`: other layers use it, too. `read`: replays
+    read it. `spared`: nothing is dropped in its region.
     """
 
     operator: str
@@ -37,6 +38,8 @@ class Row:
     choice: Choice
     late: bool
     between: bool
+    read: bool
+    spared: bool
     blocked: str
     ns: int
 
@@ -60,56 +63,71 @@ class Account:
     """
 
     def __init__(self, profile: Profile, choices: Sequence[Choice], segments: Sequence[Segment]) -> None:
-        problem = to_problem(profile, 0)
-        found = memory.simulate(problem, choices, segments)
+        self._profile, self._problem = profile, to_problem(profile, 0)
+        self._found = memory.simulate(self._problem, choices, segments)
+        self._ns = [n * o.time_ns for o, n in zip(self._problem.operators, self._found.replays, strict=True)]
         self.replay_ns: dict[int, int] = defaultdict(int)
-        for operator, count in zip(problem.operators, found.replays, strict=True):
-            self.replay_ns[operator.region] += count * operator.time_ns
+        for operator, ns in zip(self._problem.operators, self._ns, strict=True):
+            self.replay_ns[operator.region] += ns
         saved = [v for v in sorted(set(profile.handles)) if OUTSIDE not in _made(profile, v)]
-        together: dict[int, int] = defaultdict(int)
+        self._together: dict[int, int] = defaultdict(int)
         for value in saved:
-            together[profile.values[value].operator] += profile.storages[profile.values[value].storage]
-        self.rows = [
-            self._row(
-                profile, value, found.choices[value], value in found.levels, problem.values[value].crossing, together
-            )
-            for value in saved
-        ]
+            self._together[profile.values[value].operator] += profile.storages[profile.values[value].storage]
+        replayed = zip(self._problem.operators, self._found.replays, strict=True)
+        self._read = {v for operator, count in replayed if count for v in operator.reads}
+        dropped = (v for v in saved if self._found.choices[v] != Choice.KEEP or v in self._found.levels)
+        self._touched = {profile.values[v].region for v in dropped}
+        self.rows = [self._row(value) for value in saved]
         self.dearest = max((row.price for row in self.rows if row.choice == Choice.RECOMPUTE), default=0.0)
 
-    @staticmethod
-    def _row(profile: Profile, value: int, choice: Choice, late: bool, between: bool, together: dict[int, int]) -> Row:
-        record = profile.values[value]
-        operator = profile.operators[record.operator]
+    def _row(self, value: int) -> Row:
+        record = self._profile.values[value]
+        operator = self._profile.operators[record.operator]
         return Row(
             operator=operator.name,
             layer=operator.module,
             region=record.region,
-            size=profile.storages[record.storage],
-            together=together[record.operator],
-            choice=choice,
-            late=late,
-            between=between,
+            size=self._profile.storages[record.storage],
+            together=self._together[record.operator],
+            choice=self._found.choices[value],
+            late=value in self._found.levels,
+            between=self._problem.values[value].crossing,
+            read=value in self._read,
+            spared=record.region not in self._touched,
             blocked=operator.blocked,
-            ns=operator.time_ns + profile.replay_ns,
+            ns=operator.time_ns + self._profile.replay_ns,
         )
+
+    def replays_in(self, layer: str) -> int:
+        """Time of all replays of a layer's operators in a step, in ns."""
+        pairs = zip(self._profile.operators, self._ns, strict=False)  # the optimizer's step is no layer's
+        return sum(ns for operator, ns in pairs if inside(operator.module, [layer]))
 
     def why(self, row: Row) -> str:
         """The reason of one decision, in words."""
         price = f"{show_ns(round(row.price))} per MB"
-        if row.choice == Choice.RECOMPUTE:
-            return f"its operator takes {show_ns(row.ns)}, {price}"
         if row.late:
             return "dropped in the forward, kept from when its segment is run again before its backward pass"
+        if row.choice == Choice.RECOMPUTE:
+            return f"its operator takes {show_ns(row.ns)}, {price}"
         if row.choice == Choice.FP16 and row.between:
             return "stored in half the bytes; replays of other layers read it so, too"
         if row.choice == Choice.FP16:
             return "stored in half the bytes"
+        return self._why_kept(row, price)
+
+    def _why_kept(self, row: Row, price: str) -> str:
         if row.blocked:
             return f"can't be replayed: {row.blocked}"
+        if row.spared:
+            return "the budget is met without dropping anything in this layer"
+        if row.between:
+            return "other layers use it, so it is there anyway"
         if row.price > self.dearest:
             return f"making it again would take {show_ns(row.ns)}, {price}: dearer than all that is recomputed"
-        return "at hand anyway, or read by replays, or the budget does not ask for it"
+        if row.read:
+            return "replays start from it"
+        return "the budget has room for it"
 
 
 def _made(profile: Profile, value: int) -> tuple[int, int]:
@@ -155,8 +173,13 @@ def _late(plan: Plan) -> str:
     return f"; {rows} run again as one, which stores what is late" if segments else ""
 
 
-def explain(profile: Profile, choices: Sequence[Choice], layer: str, segments: Sequence[Segment] = ()) -> str:
+def explain(
+    profile: Profile, choices: Sequence[Choice], layer: str, segments: Sequence[Segment] = (), budget: int = 0
+) -> str:
     """A paragraph on one layer, and a line for each value that autograd saves in it.
+
+    Args:
+        budget: bytes that the plan was made for; 0 for nothing to say of it.
 
     Raises:
         BudgetOptError: the model has no layer of that name; names are those of ``named_modules()``.
@@ -169,13 +192,25 @@ def explain(profile: Profile, choices: Sequence[Choice], layer: str, segments: S
     sizes: dict[Choice, int] = defaultdict(int)
     for row in rows:
         sizes[row.choice] += row.size
-    spent = sum(account.replay_ns[region] for region in {row.region for row in rows})
     head = (
         f"{layer or 'the model'}: {show_bytes(sizes[Choice.RECOMPUTE])} recomputed, {show_bytes(sizes[Choice.KEEP])} "
-        f"kept, {show_bytes(sizes[Choice.FP16])} in fp16. Replays in its regions take {show_ns(spent)} a step; the "
-        f"dearest value that the plan recomputes costs {show_ns(round(account.dearest))} per MB."
+        f"kept, {show_bytes(sizes[Choice.FP16])} in fp16. {_reason(account, rows, layer, profile.peak_bytes, budget)}"
     )
     lines = [
         f"  {row.word:9} {show_bytes(row.size):>8}  {row.operator}  {row.layer}: {account.why(row)}" for row in rows
     ]
     return "\n".join([head, *lines])
+
+
+def _reason(account: Account, rows: Sequence[Row], layer: str, plain: int, budget: int) -> str:
+    """Why a layer as a whole is treated as it is."""
+    asked = f"The plain step needs {show_bytes(plain)} and the budget is {show_bytes(budget)}: " if budget else ""
+    dropped = sum(row.size for row in rows if row.late or row.choice == Choice.RECOMPUTE)
+    if not dropped:
+        return f"{asked}what is dropped elsewhere is enough." if account.dearest else f"{asked}nothing need be recomputed."
+    spent = account.replays_in(layer)
+    return (
+        f"{asked}to make up for it, replays of its operators take {show_ns(spent)} a step, "
+        f"{show_ns(spent * MEGABYTE // dropped)} per MB; the dearest value that the plan recomputes costs "
+        f"{show_ns(round(account.dearest))} per MB."
+    )

@@ -53,8 +53,22 @@ def question(path: Path) -> Question:
         raise BudgetOptError(f"{str(path)!r} is a problem already: give the profile or the plan that it was made from")
     if kind == "profile":
         return Question(Profile.load(path))
-    plan = Plan.load(path)
-    return Question(plan.profile, plan.budget_bytes, plan.headroom_bytes, plan.allow, plan.exclude)
+    return asked(Plan.load(path))
+
+
+def asked(found: Profile | Plan) -> Question:
+    """What a plan was asked, and its profile; of a profile, nothing yet.
+
+    Raises:
+        BudgetOptError: it is neither.
+    """
+    if isinstance(found, Plan):
+        return Question(found.profile, found.budget_bytes, found.headroom_bytes, found.allow, found.exclude)
+    if isinstance(found, Profile):
+        return Question(found)
+    raise BudgetOptError(
+        f"{found!r} is neither a Profile nor a Plan: make one with budgetopt.profile(model, sample) or budgetopt.fit"
+    )
 
 
 def saved(path: Path) -> Plan | Profile:

@@ -177,7 +177,7 @@ class Plan(Saved):
             BudgetOptError: the model has no such layer.
         """
         profile = self.profile
-        return _explain.explain(profile, self.choices(profile), layer, self.segments(profile))
+        return _explain.explain(profile, self.choices(profile), layer, self.segments(profile), self.budget_bytes)
 
     def peak_at(self, batch: int) -> int:
         """Predicted peak (bytes) of this plan, decisions as they are, at another batch size.

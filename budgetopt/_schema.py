@@ -242,6 +242,28 @@ class Profile(Saved):
 
         return problem_within(self, budget, allow=allow, exclude=exclude, headroom=headroom, between=between)
 
+    def largest_batch(
+        self,
+        budget: int | str,
+        *,
+        allow: Iterable[str] = CHOICES,
+        exclude: Iterable[str] = (),
+        headroom: int | str = 0,
+    ) -> int:
+        """The largest batch for which some plan has a predicted peak within `budget`; 0 if not even one example fits.
+
+        Args:
+            budget: bytes, or text such as ``"8GB"``. The others: see :func:`budgetopt.solve`; with
+                ``allow=("keep",)`` the plain step has to fit.
+
+        Raises:
+            BudgetOptError: the profile knows one batch size only (it says why), an unknown choice or layer.
+            InvalidBudgetError: the budget or the headroom can't be read.
+        """
+        from budgetopt._batch import largest_within
+
+        return largest_within(self, budget, allow=allow, exclude=exclude, headroom=headroom)
+
     def __str__(self) -> str:
         from budgetopt._report import profile_table
 

@@ -37,6 +37,11 @@ _WORDS = {
         "takes nothing off the budget",
         "the whole budget",
     ),
+    "more": _Words(
+        "a size such as '2GB', '10%' of the budget, or an int of bytes",
+        "adds nothing to the budget",
+        "the whole budget",
+    ),
 }
 _BYTE_SIZE = TypeAdapter(ByteSize)
 _SIZE = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))\s*([A-Za-z]*|%)")
