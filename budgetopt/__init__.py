@@ -21,17 +21,26 @@ if TYPE_CHECKING:
         ProfileError,
         SolverError,
     )
+    from budgetopt._findings import Finding, Waste
     from budgetopt._fit import fit
+    from budgetopt._fits import Fits, fits
     from budgetopt._frontier import frontier
+    from budgetopt._gain import Gain, gain
+    from budgetopt._inspect import Inspection, inspect
     from budgetopt._live import apply, measure, plan_of, remove
     from budgetopt._plan import Plan
     from budgetopt._profile import profile
     from budgetopt._schema import FrontierPoint, Measurement, Profile
     from budgetopt._solve import solve
+    from budgetopt._usage import Usage, usage
 
 _WHERE = {
     "fit": "_fit",
+    "fits": "_fits",
     "frontier": "_frontier",
+    "gain": "_gain",
+    "inspect": "_inspect",
+    "usage": "_usage",
     "profile": "_profile",
     "solve": "_solve",
     "apply": "_live",
@@ -42,6 +51,12 @@ _WHERE = {
     "Profile": "_schema",
     "Measurement": "_schema",
     "FrontierPoint": "_schema",
+    "Fits": "_fits",
+    "Gain": "_gain",
+    "Usage": "_usage",
+    "Finding": "_findings",
+    "Waste": "_findings",
+    "Inspection": "_inspect",
     "BudgetOptError": "_errors",
     "BudgetOptWarning": "_errors",
     "InfeasibleBudgetError": "_errors",
@@ -55,8 +70,12 @@ _WHERE = {
 __all__ = [
     "BudgetOptError",
     "BudgetOptWarning",
+    "Finding",
+    "Fits",
     "FrontierPoint",
+    "Gain",
     "InfeasibleBudgetError",
+    "Inspection",
     "InvalidBudgetError",
     "Measurement",
     "OverBudgetError",
@@ -65,14 +84,20 @@ __all__ = [
     "Profile",
     "ProfileError",
     "SolverError",
+    "Usage",
+    "Waste",
     "apply",
     "fit",
+    "fits",
     "frontier",
+    "gain",
+    "inspect",
     "measure",
     "plan_of",
     "profile",
     "remove",
     "solve",
+    "usage",
 ]
 
 

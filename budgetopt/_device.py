@@ -72,6 +72,8 @@ class _Backend(Protocol):
 
     def capturing(self, device: torch.device) -> bool: ...
 
+    def fragmented(self, device: torch.device) -> int: ...
+
 
 @contextmanager
 def _quiet_stderr() -> Iterator[None]:
@@ -149,6 +151,10 @@ class _Cpu:
 
     def capturing(self, device: torch.device) -> bool:
         return False
+
+    def fragmented(self, device: torch.device) -> int:
+        """The CPU's allocator keeps no such blocks."""
+        return 0
 
 
 class _WatchingCpu:
@@ -292,6 +298,13 @@ class _Cuda:
 
     def capturing(self, device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
+
+    def fragmented(self, device: torch.device) -> int:
+        """Bytes that the allocator reserved at most, beyond what was allocated at most; 0 where its segments grow."""
+        settings = (os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+        if any("expandable_segments:true" in text.replace(" ", "").lower() for text in settings):
+            return 0
+        return torch.cuda.max_memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
 _BACKENDS: dict[str, _Backend] = {"cpu": _Cpu(), "cuda": _Cuda()}

@@ -174,12 +174,12 @@ def _late(plan: Plan) -> str:
 
 
 def explain(
-    profile: Profile, choices: Sequence[Choice], layer: str, segments: Sequence[Segment] = (), budget: int = 0
+    profile: Profile, choices: Sequence[Choice], layer: str, segments: Sequence[Segment], budget: int
 ) -> str:
     """A paragraph on one layer, and a line for each value that autograd saves in it.
 
     Args:
-        budget: bytes that the plan was made for; 0 for nothing to say of it.
+        budget: bytes that the plan was made for.
 
     Raises:
         BudgetOptError: the model has no layer of that name; names are those of ``named_modules()``.
@@ -204,13 +204,13 @@ def explain(
 
 def _reason(account: Account, rows: Sequence[Row], layer: str, plain: int, budget: int) -> str:
     """Why a layer as a whole is treated as it is."""
-    asked = f"The plain step needs {show_bytes(plain)} and the budget is {show_bytes(budget)}: " if budget else ""
+    asked = f"The plain step needs {show_bytes(plain)}, the budget is {show_bytes(budget)}"
     dropped = sum(row.size for row in rows if row.late or row.choice == Choice.RECOMPUTE)
     if not dropped:
-        return f"{asked}what is dropped elsewhere is enough." if account.dearest else f"{asked}nothing need be recomputed."
+        return f"{asked}: {'what is dropped elsewhere is enough' if account.dearest else 'nothing is recomputed'}."
     spent = account.replays_in(layer)
     return (
-        f"{asked}to make up for it, replays of its operators take {show_ns(spent)} a step, "
+        f"{asked}, so {show_bytes(dropped)} are dropped here. Replays of its operators take {show_ns(spent)} a step, "
         f"{show_ns(spent * MEGABYTE // dropped)} per MB; the dearest value that the plan recomputes costs "
         f"{show_ns(round(account.dearest))} per MB."
     )

@@ -25,11 +25,15 @@ TORCH_FREE = (
     "_answer",
     "_batch",
     "_explain",
+    "_findings",
+    "_fits",
     "_frontier",
+    "_gain",
     "_numbering",
     "_report",
     "_floor",
     "_reserved",
+    "_usage",
     "_given",
     "_comparison",
     "_plot",
@@ -51,9 +55,11 @@ SOLVER_USERS = {
     "budgetopt._reserved",
     "budgetopt._solve",
     "budgetopt._fit",
+    "budgetopt._fits",
     "budgetopt._frontier",
     "budgetopt._given",
     "budgetopt._comparison",
+    "budgetopt._usage",
 }
 # Kinds of event, size of the codec's buffer, how a file is written.
 SHARED_WORDS = {"budgetopt.solvers.problem", "budgetopt.solvers.memory", "budgetopt.solvers.writing"}

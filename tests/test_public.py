@@ -8,9 +8,10 @@ import sys
 import budgetopt
 
 NAMES = [
-    "BudgetOptError", "BudgetOptWarning", "FrontierPoint", "InfeasibleBudgetError", "InvalidBudgetError", "Measurement",
-    "OverBudgetError", "Plan", "PlanMismatchError", "Profile", "ProfileError", "SolverError",
-    "apply", "fit", "frontier", "measure", "plan_of", "profile", "remove", "solve",
+    "BudgetOptError", "BudgetOptWarning", "Finding", "Fits", "FrontierPoint", "Gain", "InfeasibleBudgetError",
+    "Inspection", "InvalidBudgetError", "Measurement", "OverBudgetError", "Plan", "PlanMismatchError", "Profile",
+    "ProfileError", "SolverError", "Usage", "Waste", "apply", "fit", "fits", "frontier", "gain", "inspect", "measure",
+    "plan_of", "profile", "remove", "solve", "usage",
 ]  # fmt: skip
 
 
