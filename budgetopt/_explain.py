@@ -173,9 +173,7 @@ def _late(plan: Plan) -> str:
     return f"; {rows} run again as one, which stores what is late" if segments else ""
 
 
-def explain(
-    profile: Profile, choices: Sequence[Choice], layer: str, segments: Sequence[Segment], budget: int
-) -> str:
+def explain(profile: Profile, choices: Sequence[Choice], layer: str, segments: Sequence[Segment], budget: int) -> str:
     """A paragraph on one layer, and a line for each value that autograd saves in it.
 
     Args:

@@ -124,9 +124,7 @@ def _changes(now: Plan | None, then: Plan | None) -> tuple[LayerGain, ...]:
         )
         for path, call in dict.fromkeys((path, call) for path, call, _ in [*before, *after])
     )
-    return tuple(
-        one for one in found if (one.recomputed_now, one.fp16_now) != (one.recomputed_then, one.fp16_then)
-    )
+    return tuple(one for one in found if (one.recomputed_now, one.fp16_now) != (one.recomputed_then, one.fp16_then))
 
 
 def _dropped(plan: Plan | None) -> Counter[tuple[str, int, str]]:

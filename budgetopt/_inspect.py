@@ -29,9 +29,7 @@ _GRAPHS = 4
 
 
 @contextmanager
-def inspect(
-    model: torch.nn.Module, optimizer: Optimizer | Collection[Optimizer] | None = None
-) -> Iterator[Inspection]:
+def inspect(model: torch.nn.Module, optimizer: Optimizer | Collection[Optimizer] | None = None) -> Iterator[Inspection]:
     """Watch the training loop in the block, and name the usual waste: ``print(found)`` afterwards.
 
     A few steps are enough, validation included. Named are, each in bytes and with the line that mends it: outputs and
@@ -50,7 +48,7 @@ def inspect(
         BudgetOptError: the model is no module, or the optimizer none.
     """
     require_module(model)
-    found = Inspection(model, _stepped(optimizer))
+    found = Inspection(model, _all_of(optimizer))
     with ExitStack() as hooks:
         hooks.callback(found.close)
         hooks.callback(model.register_forward_pre_hook(found.before, with_kwargs=True).remove)
@@ -58,15 +56,15 @@ def inspect(
         yield found
 
 
-def _stepped(optimizer: Any) -> set[int] | None:
-    """Identities of the parameters that are stepped, or None if nobody says so."""
+def _all_of(optimizer: Any) -> list[Optimizer]:
+    """The optimizers, none if nobody names them."""
     if optimizer is None:
-        return None
-    several = list(optimizer) if isinstance(optimizer, Collection) else [optimizer]
+        return []
+    several = list(optimizer) if isinstance(optimizer, (list, tuple, set)) else [optimizer]
     for one in several:
         if not isinstance(one, Optimizer):
             raise BudgetOptError(f"optimizer={one!r} is no torch.optim.Optimizer: give that of the loop, or None")
-    return {id(p) for one in several for group in one.param_groups for p in group["params"]}
+    return several
 
 
 class _Call:
@@ -113,9 +111,9 @@ class Inspection:
         report: as a :class:`Waste`, exact bytes.
     """
 
-    def __init__(self, model: torch.nn.Module, stepped: set[int] | None) -> None:
+    def __init__(self, model: torch.nn.Module, optimizers: list[Optimizer]) -> None:
         self._model = model
-        self._stepped = stepped
+        self._optimizers = optimizers
         self._calls: list[_Call] = []
         self._count = 0
         self._ended = False  # the graph of a call whose backward pass is over
@@ -156,7 +154,10 @@ class Inspection:
         self._settle(made)
         if not any(one.grad_fn is not None for one in outputs):
             return
-        cache = {i: s for i, s in _storages(_graph.within(_cache(output))).items() if i in made}
+        cached = _storages(_graph.within(_cache(output)))
+        cache = {
+            i: s for i, s in cached.items() if i in made and i not in graph.storages
+        }  # what the graph needs anyway
         if module.training:
             self._tell("cache", _size(cache))
         call = _Call(module.training)
@@ -181,7 +182,8 @@ class Inspection:
     def _look_at_gradients(self) -> None:
         grads = [(p, p.grad) for p in self._model.parameters() if p.grad is not None]
         self._tell("frozen gradients", sum(_size(_storages([g])) for p, g in grads if not p.requires_grad))
-        live = [g for p, g in grads if p.requires_grad and (self._stepped is None or id(p) in self._stepped)]
+        stepped = self._stepped()
+        live = [g for p, g in grads if p.requires_grad and id(p) in stepped]
         if all(not part.any() for g in live for part in _graph.parts(g)):
             self._tell("zero gradients", _size(_storages(live)))
 
@@ -222,11 +224,16 @@ class Inspection:
     def _own(self) -> set[int]:
         return _identities([*self._model.parameters(), *self._model.buffers()])
 
+    def _stepped(self) -> set[int]:
+        """Parameters that are stepped: all, if nobody says which. Loops add groups as they go."""
+        if not self._optimizers:
+            return {id(p) for p in self._model.parameters()}
+        return {id(p) for one in self._optimizers for group in one.param_groups for p in group["params"]}
+
     def _unused(self, leaves: Mapping[int, torch.Tensor]) -> int:
         """Bytes of the gradients that the graph gives to the model's parameters which nobody steps."""
-        if self._stepped is None:
-            return 0
-        idle = [p for p in self._model.parameters() if id(p) in leaves and id(p) not in self._stepped]
+        stepped = self._stepped()
+        idle = [p for p in self._model.parameters() if id(p) in leaves and id(p) not in stepped]
         return sum(_device.rounded(p.device, p.numel() * p.element_size()) for p in idle)
 
     def _follow(self, call: _Call, outputs: Iterable[torch.Tensor]) -> None:

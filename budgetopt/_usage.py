@@ -21,6 +21,9 @@ from budgetopt.solvers.trace import Name, alive
 _SHOWN = 0.005
 """Layers with a smaller share of the activations have no row of their own in the table."""
 
+_SEED = "aten.ones_like.default"
+"""Makes the loss's own gradient, which lives until the backward pass is over."""
+
 KINDS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -157,7 +160,8 @@ class _Sums:
         if self._line.born_at[storage] <= self._end:
             return "activations", self._profile.operators[self._makers[storage]].module
         stays = self._line.die_at[storage] >= len(self._problem.events)
-        return ("gradients" if stays else "temporaries"), ""
+        seed = self._profile.operators[self._makers[storage]].name == _SEED
+        return ("gradients" if stays and not seed else "temporaries"), ""
 
 
 def _tree(profile: Profile, own: Mapping[str, int], depth: int | None) -> LayerUsage:
