@@ -1,4 +1,4 @@
-"""Will it fit? Profile + budget → one answer: plainly, with a plan and at what cost, or not, and what would. No torch."""
+"""Will it fit? Profile + budget → plainly, with a plan and at what cost, or not, and what would. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
-from budgetopt._arguments import headroom_bytes
+from budgetopt._arguments import choices, headroom_bytes, layers
 from budgetopt._errors import InfeasibleBudgetError
 from budgetopt._given import Question, asked
 from budgetopt._plan import Plan
@@ -23,8 +23,8 @@ class Fits(Strict):
 
     Attributes:
         answer: ``"plain"`` as it is, ``"planned"`` with a plan, or ``"no"``.
-        peak_bytes, overhead, extra_ns: predicted, of the plain or planned step (overhead: extra time ÷ plain step time);
-            None where nothing fits. halves: the plan stores values in fp16, so gradients are not exact.
+        peak_bytes, overhead, extra_ns: predicted, of the plain or planned step; None where nothing fits. Overhead is
+            extra time ÷ plain step time. halves: the plan stores values in fp16, so gradients are not exact.
         minimum_bytes: the smallest feasible budget that was found, where nothing fits. set_by: what needs it.
     """
 
@@ -91,10 +91,11 @@ def narrowed(
     question: Question, allow: Iterable[str] | None, exclude: Iterable[str] | None, headroom: int | str | None
 ) -> Question:
     """The question with what is not None in place of the plan's own."""
+    paths = [path for path, _ in question.profile.fingerprint["modules"]]
     return replace(
         question,
-        allow=question.allow if allow is None else allow,  # checked where it is used
-        exclude=question.exclude if exclude is None else exclude,
+        allow=question.allow if allow is None else choices(allow),
+        exclude=question.exclude if exclude is None else layers(exclude, paths),
         headroom=question.headroom if headroom is None else headroom,
     )
 
@@ -106,31 +107,31 @@ def answered(question: Question, budget: int | str, options: dict[str, Any]) -> 
         options: of the solver, by name.
     """
     profile, limit = question.profile, parse_bytes(budget, total=None, free=None)
-    asking = {"allow": question.allow, "exclude": question.exclude, "headroom": question.headroom}
+    asking: dict[str, Any] = {"allow": question.allow, "exclude": question.exclude, "headroom": question.headroom}
     problem = problem_within(profile, limit, **asking)
     plain = simulate(problem, [Choice.KEEP] * len(problem.values))
-    common = {
-        "budget_bytes": limit,
-        "headroom_bytes": headroom_bytes(question.headroom, limit),
-        "plain_peak_bytes": plain.peak,
-    }
+    spare = headroom_bytes(question.headroom, limit)
+    no = Fits(answer="no", budget_bytes=limit, headroom_bytes=spare, plain_peak_bytes=plain.peak)
     if plain.peak <= problem.budget:
-        return Fits(answer="plain", peak_bytes=plain.peak, overhead=0.0, extra_ns=0, **common), None
+        free = {"answer": "plain", "peak_bytes": plain.peak, "overhead": 0.0, "extra_ns": 0}
+        return no.model_copy(update=free), None
     try:
         plan = solve(profile, limit, **asking, **options)
     except InfeasibleBudgetError as error:
-        return Fits(answer="no", minimum_bytes=error.minimum, set_by=error.floor, **common), None
-    return planned(plan, common), plan
+        return no.model_copy(update={"minimum_bytes": error.minimum, "set_by": error.floor}), None
+    return planned(plan), plan
 
 
-def planned(plan: Plan, common: dict[str, int]) -> Fits:
-    """What a plan answers; `common` is what all answers have."""
+def planned(plan: Plan) -> Fits:
+    """What a plan answers for its own budget."""
     predicted = plan.predicted
     return Fits(
         answer="planned",
+        budget_bytes=plan.budget_bytes,
+        headroom_bytes=plan.headroom_bytes,
+        plain_peak_bytes=predicted.plain_peak_bytes,
         peak_bytes=predicted.peak_bytes,
         overhead=predicted.overhead,
         extra_ns=predicted.extra_ns,
         halves=plan.halves,
-        **common,
     )

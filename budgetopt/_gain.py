@@ -81,14 +81,14 @@ def gain(
     """
     options = solver_options(solver, backend, time_limit, gap)
     question = asked(profile)
-    if budget is None and question.budget is None:
+    size = question.budget if budget is None else budget
+    if size is None:
         raise BudgetOptError("budget=None: a profile has no budget of its own, give one such as '8GB'")
-    limit = question.budget if budget is None else parse_bytes(budget, total=None, free=None)
-    assert limit is not None
+    limit = parse_bytes(size, total=None, free=None)
     extra = parse_bytes(more, total=limit, free=None, argument="more")
     wanted = narrowed(question, allow, exclude, headroom)
     if isinstance(profile, Plan) and wanted == question and limit == question.budget and profile.drops:
-        now, plan_now = _of(profile), profile
+        now, plan_now = _as_it_is(profile)
     else:
         now, plan_now = answered(wanted, limit, options)
     then, plan_then = answered(wanted, limit + extra, options)
@@ -99,15 +99,8 @@ def gain(
     return Gain(more_bytes=extra, now=now, then=then, layers=layers)
 
 
-def _of(plan: Plan) -> Fits:
-    return planned(
-        plan,
-        {
-            "budget_bytes": plan.budget_bytes,
-            "headroom_bytes": plan.headroom_bytes,
-            "plain_peak_bytes": plan.predicted.plain_peak_bytes,
-        },
-    )
+def _as_it_is(plan: Plan) -> tuple[Fits, Plan | None]:
+    return planned(plan), plan
 
 
 def _changes(now: Plan | None, then: Plan | None) -> tuple[LayerGain, ...]:

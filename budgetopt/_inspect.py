@@ -19,6 +19,7 @@ from budgetopt import _device, _graph
 from budgetopt._errors import BudgetOptError
 from budgetopt._findings import Finding, Kind, Waste
 from budgetopt._fixed import require_module
+from budgetopt._operators import parts
 
 _SMALL = 1024
 """Bytes under which nothing is told: a loss that lives on until the next one takes its name is no waste."""
@@ -72,7 +73,8 @@ class _Call:
 
     Attributes:
         done: a backward pass reached its outputs. saved: bytes that its graph saved on top of the outputs.
-        references: of what it made. graph: dead when the graph is.
+        unused: bytes of gradients that its backward pass makes for nobody. references: of what it made. graph: dead
+            when the graph is.
     """
 
     def __init__(self, training: bool) -> None:
@@ -154,10 +156,8 @@ class Inspection:
         self._settle(made)
         if not any(one.grad_fn is not None for one in outputs):
             return
-        cached = _storages(_graph.within(_cache(output)))
-        cache = {
-            i: s for i, s in cached.items() if i in made and i not in graph.storages
-        }  # what the graph needs anyway
+        new = made.keys() - graph.storages.keys()  # what attention saved of a cache would be there without it
+        cache = {i: s for i, s in _storages(_graph.within(_cache(output))).items() if i in new}
         if module.training:
             self._tell("cache", _size(cache))
         call = _Call(module.training)
@@ -184,7 +184,7 @@ class Inspection:
         self._tell("frozen gradients", sum(_size(_storages([g])) for p, g in grads if not p.requires_grad))
         stepped = self._stepped()
         live = [g for p, g in grads if p.requires_grad and id(p) in stepped]
-        if all(not part.any() for g in live for part in _graph.parts(g)):
+        if all(not part.any() for g in live for part in parts(g)):
             self._tell("zero gradients", _size(_storages(live)))
 
     def _look_back(self, here: Collection[int]) -> None:

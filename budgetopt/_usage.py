@@ -172,7 +172,7 @@ def _tree(profile: Profile, own: Mapping[str, int], depth: int | None) -> LayerU
         at = path if depth is None else ".".join(path.split(".")[:depth])
         shown[at] = shown.get(at, 0) + size
     inside: dict[str, list[str]] = {}
-    for path in {above: None for path in shown for above in _chain(path)}:
+    for path in dict.fromkeys(above for one in shown for above in _chain(one)):
         if path:
             inside.setdefault(path.rpartition(".")[0], []).append(path)
     order = {path: at for at, path in enumerate(kinds)}
