@@ -66,6 +66,8 @@ class Waste(Strict):
     findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
+        if not self.calls and not self.findings:
+            return "nothing seen, the model was not called: inspect the module that the loop calls, wrapped or compiled"
         calls = f"{self.calls} call{'' if self.calls == 1 else 's'} of the model"
         if not self.findings:
             return f"nothing found in {calls}"

@@ -39,8 +39,8 @@ def inspect(model: torch.nn.Module, optimizer: Optimizer | Collection[Optimizer]
     hooks (planned layers, checkpointing) or by a loss function outside of the model is not counted.
 
     Args:
-        model: the module that the loop calls. optimizer: that of the loop, or all of them: gradients of what none of
-            them steps are named, too.
+        model: the module that the loop calls, wrapped or compiled if it is.
+        optimizer: that of the loop, or all of them: gradients of what none of them steps are named, too.
 
     Yields:
         the inspection; its `report` says what was found so far. The block ends without hooks on the model.

@@ -15,7 +15,7 @@ from budgetopt._problem import UNSEEN
 from budgetopt._units import show_bytes
 from budgetopt._usage import KINDS, LayerUsage
 from budgetopt.solvers import Choice
-from tests.models import gpt2, gpt2_small
+from tests.models import gpt2_small, mlp_stack
 from tests.outside_meter import peak_bytes, resident_bytes
 
 EXACT = ("keep", "recompute")
@@ -268,11 +268,11 @@ def test_a_share_more_is_one_of_the_budget_and_a_profile_needs_a_budget() -> Non
 
 
 def test_the_largest_batch_of_the_plain_step_is_measured() -> None:
-    profile = budgetopt.profile(*gpt2(2, 32, 64, 4, 16, heads=2), optimizer=None)
+    profile = budgetopt.profile(*mlp_stack(3, 32, 64), optimizer=None)
     budget = profile.peak_bytes * 2
     found = profile.largest_batch(budget, allow=("keep",))
     for batch, fits in ((found, True), (found + 1, False)):
-        model, sample = gpt2(2, 32, 64, batch, 16, heads=2)
+        model, sample = mlp_stack(3, 32, batch)
         assert (resident_bytes(model, sample) + peak_bytes(model, sample) <= budget - UNSEEN) is fits
     planned = budgetopt.solve(profile, budget, allow=EXACT)
     assert profile.largest_batch(budget, allow=EXACT) == planned.largest_batch() > found

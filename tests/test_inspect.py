@@ -428,6 +428,18 @@ def test_circles_in_an_output_are_walked_once() -> None:
 # How it is told
 
 
+def test_the_module_that_the_loop_calls_is_the_one_to_inspect() -> None:
+    model = nn.Linear(64, 64)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with budgetopt.inspect(model) as inner, budgetopt.inspect(compiled) as outer:  # type: ignore[arg-type]
+        for _ in range(3):
+            output = compiled(torch.randn(64, 64))
+            output.sum().backward()
+    assert inner.report.calls == 0 and "was not called" in str(inner)
+    assert outer.report.calls == 3 and [one.kind for one in outer.report.findings] == ["held"]
+    assert outer.report.findings[0].bytes == 64 * 64 * 4
+
+
 def test_findings_are_told_with_bytes_and_the_mend() -> None:
     model, sample, optimizer = trained()
     with budgetopt.inspect(model, optimizer) as found:
