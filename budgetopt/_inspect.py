@@ -51,9 +51,9 @@ def inspect(model: torch.nn.Module, optimizer: Optimizer | Collection[Optimizer]
     require_module(model)
     found = Inspection(model, _all_of(optimizer))
     with ExitStack() as hooks:
-        hooks.callback(found.close)
-        hooks.callback(model.register_forward_pre_hook(found.before, with_kwargs=True).remove)
-        hooks.callback(model.register_forward_hook(found.after, with_kwargs=True).remove)
+        hooks.callback(found._close)
+        hooks.callback(model.register_forward_pre_hook(found._before, with_kwargs=True).remove)
+        hooks.callback(model.register_forward_hook(found._after, with_kwargs=True).remove)
         yield found
 
 
@@ -134,7 +134,7 @@ class Inspection:
 
     # The model's hooks
 
-    def before(self, module: Any, args: Any, kwargs: Any) -> None:
+    def _before(self, module: Any, args: Any, kwargs: Any) -> None:
         """A call begins."""
         if torch.compiler.is_compiling():
             return
@@ -145,7 +145,7 @@ class Inspection:
             self._look_at_gradients()
             self._look_back({*given, *self._own()})
 
-    def after(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _after(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """It ends with `output`."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
@@ -166,7 +166,7 @@ class Inspection:
         call.unused = self._unused(graph.leaves)
         self._follow(call, outputs)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """The loop is over."""
         for call in self._calls:
             self._judge(call, over=True)
