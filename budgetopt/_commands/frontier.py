@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from budgetopt import _options
-from budgetopt._errors import BudgetOptError
-
-if TYPE_CHECKING:
-    from budgetopt import Profile
+from budgetopt import _options, _source
 
 _EPILOG = """\
 examples:
@@ -34,12 +29,8 @@ def add(commands: _options.Commands) -> None:
         "time. Only a model is run, to be profiled.",
         _EPILOG,
     )
-    parser.add_argument(
-        "source", help=f"a profile or a plan that was saved, or module:build, which is profiled: {_options.MODEL}"
-    )
+    _source.add(parser)
     parser.add_argument("--points", type=_two_or_more, default=8, metavar="N", help="budgets, two or more (default: 8)")
-    _options.device(parser)
-    _options.optimizer(parser)
     _options.choices(parser, "as planned, else all", "as planned, else none")
     _options.solver(parser, 2.0, " for each budget")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw overhead against budget: .png, .svg or .pdf")
@@ -49,38 +40,20 @@ def add(commands: _options.Commands) -> None:
 
 def run(options: argparse.Namespace) -> object:
     """The points, as a table or JSON."""
-    from budgetopt import _as_json, _plot, frontier
+    from budgetopt import _as_json, _given, _plot, frontier
     from budgetopt._progress import progress
     from budgetopt._report import frontier_table
 
     _options.check(options)
     if options.plot:
         _plot.ready(options.plot)
-    profile, asked = _profile(options)
+    asked = _given.asked(_source.read(options))
+    profile, settings = asked.profile, {"allow": asked.allow, "exclude": asked.exclude}
     with progress(f"solving for {options.points} budgets"):
-        points = frontier(profile, points=options.points, **{**asked, **_options.how(options)})
+        points = frontier(profile, points=options.points, **{**settings, **_options.how(options)})
     if options.plot:
         _plot.draw_frontier(profile, points, options.plot)
     return _as_json.frontier(profile, points, options.source) if options.json else frontier_table(profile, points)
-
-
-def _profile(options: argparse.Namespace) -> tuple[Profile, dict[str, Any]]:
-    """The profile that is in a file, with what its plan was asked, or that of a model."""
-    from budgetopt import _given
-
-    if not _given.is_function(options.source):
-        for name in ("device", "optimizer"):
-            if getattr(options, name) is not None:
-                raise BudgetOptError(
-                    f"--{name} {getattr(options, name)} is for a model (module:build); the file has its own"
-                )
-        asked = _given.question(Path(options.source))
-        return asked.profile, {"allow": asked.allow, "exclude": asked.exclude}
-    from budgetopt._entry import profiled
-    from budgetopt._progress import progress
-
-    with progress(f"profiling one step of {options.source}"):
-        return profiled(options.source, options.device, options.optimizer), {}
 
 
 def _two_or_more(text: str) -> int:
