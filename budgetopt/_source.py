@@ -1,4 +1,4 @@
-"""What a command asks about: a saved profile or plan, or a model by name, which is profiled. torch only for the last."""
+"""What a command asks about: a saved profile or plan, or a model by name, which is profiled; only that needs torch."""
 
 from __future__ import annotations
 

@@ -346,6 +346,9 @@ def test_no_torch_where_no_model_is_run(folder: Path) -> None:
         "show new.json",
         "show profile.json --json",
         "frontier new.json --points 2 --solver greedy",
+        "fits profile.json --budget 200kB --solver greedy",
+        "usage new.json",
+        "gain new.json --more 50kB --solver greedy",
     )
     code = "import sys; from budgetopt._cli import main\n"
     code += f"for line in {commands!r}: assert main(line.split()) == 0 and 'torch' not in sys.modules, line\n"
@@ -381,6 +384,44 @@ def test_an_interrupt_that_is_swallowed_is_heeded(monkeypatch: pytest.MonkeyPatc
         assert went_on and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+def test_fits_from_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words of the answer are those of its JSON; a budget over the plain peak, one that needs a plan, one below."""
+    plain = Profile.load("profile.json").peak_bytes
+    for budget, answer, word in ((2 * plain, "plain", "yes:"), (BUDGET, "planned", "yes, with"), ("20kB", "no", "no:")):
+        command = ("fits", "profile.json", "--budget", str(budget), "--solver", "greedy")
+        assert run(*command) == 0
+        assert capsys.readouterr().out.startswith(word)
+        assert run(*command, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["answer"] == answer
+
+
+def test_usage_of_a_model_adds_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("usage", "given:build", "--optimizer", "none", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    parts = ("parameters", "gradients", "optimizer_state", "optimizer_step", "buffers", "sample")
+    parts += ("activations", "replays", "temporaries")
+    assert sum(found[part] for part in parts) == found["peak_bytes"] and found["optimizer_state"] == 0
+    assert found["model"]["bytes"] == found["activations"] > 0
+
+
+def test_gain_over_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("gain", "plan.json", "--more", "1MB", "--solver", "greedy")
+    assert run(*command, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["more_bytes"] == 1_000_000 and found["then"]["answer"] == "plain" != found["now"]["answer"]
+    assert all(layer["recomputed_then"] == 0 < layer["recomputed_now"] for layer in found["layers"])
+    assert run(*command) == 0
+    assert "1.00 MB more" in capsys.readouterr().out
+
+
+def test_options_for_a_model_are_refused_for_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("usage", "plan.json", "--device", "h200") == 1
+    assert "--device h200 is for a model" in capsys.readouterr().err
 
 
 # -- how it reads ------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ TORCH_FREE = (
     "_interrupts",
     "_options",
     "_progress",
+    "_source",
     "_stdout",
     "_cli",  # and _commands: see tests/test_commands.py
     "__main__",
