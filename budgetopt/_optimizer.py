@@ -83,6 +83,7 @@ def footprint(model: torch.nn.Module, optimizer: Any, known: Footprint | None = 
     """
     if optimizer is None:
         return Footprint(0, 0, "")
+    optimizer = _inside(optimizer)
     groups, make = _described(model, optimizer)
     kind = _kind(optimizer, groups)
     device = device_of(model)
@@ -107,6 +108,13 @@ def bytes_there(model: torch.nn.Module, sample: Any, optimizer: Any) -> int:
     """Bytes of a step that are taken before it begins: what is free does not count them, a budget does."""
     state = _held(optimizer, device_of(model)) if isinstance(optimizer, Optimizer) else 0
     return Resident(model, sample).fixed(state).total
+
+
+def _inside(optimizer: Any) -> Any:
+    """The optimizer that accelerate's and Lightning's wrappers hold, whose class is one that can be made again."""
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _held(optimizer: Optimizer, device: torch.device) -> int:
