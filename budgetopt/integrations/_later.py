@@ -13,7 +13,7 @@ from budgetopt._errors import BudgetOptError
 from budgetopt._fit import fit
 from budgetopt._live import plan_of
 
-_OURS = ("model", "sample", "budget", "step", "loss", "optimizer", "replan")
+_OURS = ("model", "sample", "budget", "step", "loss", "replan")
 """Arguments of `fit` that the training loop answers, or that need a sample of the model's own arguments."""
 
 
@@ -47,11 +47,12 @@ class Later:
         """Fit, unless the model has a plan already.
 
         Args:
+            optimizer: the loop's, unless the arguments name another.
             accumulates: most forward passes find the gradients of earlier ones, so the plan is made for that.
         """
         if plan_of(model) is None:
             with gradients_there(model, accumulates):
-                fit(model, sample, self.budget, step=step, optimizer=optimizer, **self.arguments)
+                fit(model, sample, self.budget, step=step, **({"optimizer": optimizer} | self.arguments))
 
 
 @contextmanager

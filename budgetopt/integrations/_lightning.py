@@ -28,7 +28,7 @@ class BudgetCallback(Callback):
     Args:
         budget: bytes on the module's device, of a whole training step; see :func:`budgetopt.fit`.
         arguments: of :func:`budgetopt.fit`: ``plan="plan.json"``, ``allow=("keep", "recompute")`` … but not ``step``,
-            ``loss``, ``optimizer`` and ``replan``.
+            ``loss`` and ``replan``. ``optimizer``: by default the module's.
 
     Raises:
         BudgetOptError: an argument is not known; when training begins: manual optimization, or a strategy that shares

@@ -10,6 +10,7 @@ import torch
 from transformers import Trainer
 
 from budgetopt._errors import BudgetOptError
+from budgetopt._sample import changed, tensors_in
 from budgetopt.integrations._later import Later
 
 Trained = TypeVar("Trained", bound=Trainer)
@@ -27,7 +28,8 @@ def fit_trainer(trainer: Trained, budget: int | str, **arguments: Any) -> Traine
     Args:
         budget: bytes on the model's device, of a whole training step; see :func:`budgetopt.fit`.
         arguments: of :func:`budgetopt.fit`: ``plan="plan.json"``, ``allow=("keep", "recompute")`` … but not ``step``,
-            ``loss``, ``optimizer`` and ``replan``. ``samples``: further batches, as the data collator makes them.
+            ``loss`` and ``replan``. ``optimizer``: by default the trainer's. ``samples``: further batches, as the data
+            collator makes them.
 
     Raises:
         BudgetOptError: it is no Trainer, an argument is not known, or the trainer is set up in a way that can't be
@@ -85,6 +87,8 @@ def _wrapped(arguments: dict[str, Any]) -> dict[str, Any]:
 def _sample(batches: list[Any]) -> dict[str, Any]:
     """The batch that is run, and those that are in memory beside it."""
     first, *waiting = (dict(batch) for batch in batches)
+    if any(tensor.device.type == "cpu" for tensor in tensors_in(first)):
+        waiting.append(changed(first, torch.clone))  # accelerate's loader reads one batch ahead, on the host
     return {"inputs": first, **({"waiting": waiting} if waiting else {})}
 
 

@@ -50,11 +50,9 @@ class Meter:
         self._profiler: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
 
     def __enter__(self) -> Meter:
-        """Call it when model (and gradients, if any) are there and the optimizer has made no state yet."""
-        parts = [*self._model.parameters(), *self._model.buffers()]
-        parts += [p.grad for p in self._model.parameters() if p.grad is not None]
-        storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
-        self.resident = sum(storages.values())
+        """Call it when the model is there, and neither gradients nor the optimizer's state."""
+        parts = [part.untyped_storage() for part in (*self._model.parameters(), *self._model.buffers())]
+        self.resident = sum({part.data_ptr(): part.nbytes() for part in parts}.values())
         self._profiler.start()
         return self
 
