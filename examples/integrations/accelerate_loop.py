@@ -1,9 +1,11 @@
 """A loop with accelerate under a budget: ``fit`` after ``prepare``, with the loss scaled as ``backward`` scales it.
 
-    python examples/integrations/accelerate_loop.py
+python examples/integrations/accelerate_loop.py
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -14,8 +16,8 @@ import budgetopt
 ACCUMULATE = 2
 
 
-def train(budget: int | None, mixed_precision: str = "bf16") -> Run:
-    """Six batches, an optimizer step after every second."""
+def train(budget: int | None, mixed_precision: str = "bf16", **options: Any) -> Run:
+    """Six batches, an optimizer step after every second; `options` are fit's."""
     accelerator = Accelerator(cpu=True, mixed_precision=mixed_precision, gradient_accumulation_steps=ACCUMULATE)
     model = tiny_gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -25,14 +27,8 @@ def train(budget: int | None, mixed_precision: str = "bf16") -> Run:
     if budget is not None:
         for parameter in model.parameters():  # later batches find gradients there: fit has to see that
             parameter.grad = torch.zeros_like(parameter)
-        budgetopt.fit(
-            model,
-            data[0],
-            budget,
-            step=lambda model, batch: model(**batch).loss / ACCUMULATE,
-            optimizer=optimizer,
-            allow=("keep", "recompute"),
-        )
+        options = {"optimizer": optimizer, "allow": ("keep", "recompute")} | options
+        budgetopt.fit(model, data[0], budget, step=lambda model, batch: model(**batch).loss / ACCUMULATE, **options)
         optimizer.zero_grad()
     torch.manual_seed(2)
     losses = []
@@ -50,9 +46,9 @@ def train(budget: int | None, mixed_precision: str = "bf16") -> Run:
     return Run.of(accelerator.unwrap_model(model), losses, meter)
 
 
-def main() -> Comparison:
+def main(**options: Any) -> Comparison:
     """Plain and planned, side by side."""
-    return compare("accelerate", train)
+    return compare("accelerate", lambda budget: train(budget, **options))
 
 
 if __name__ == "__main__":

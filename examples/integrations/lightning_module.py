@@ -1,6 +1,6 @@
 """A LightningModule under a budget: one callback. Run by hand::
 
-    python examples/integrations/lightning_module.py
+python examples/integrations/lightning_module.py
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from lightning.pytorch.callbacks import Callback
 from side_by_side import Comparison, Meter, Run, batches, compare, tiny_gpt2
 
 from budgetopt.integrations import BudgetCallback
+
+
+EXACT = {"allow": ("keep", "recompute")}
 
 
 class Language(pl.LightningModule):
@@ -50,14 +53,19 @@ class Metered(Callback):
         self.meter.__exit__()
 
 
-def train(budget: int | None, plan: str | None = None, **settings: Any) -> Run:
-    """Four batches; `settings` are the Trainer's."""
+def train(budget: int | None, options: dict[str, Any] | None = None, **settings: Any) -> Run:
+    """Four batches; `options` are fit's, `settings` are the Trainer's."""
     module = Language()
     metered = Metered(Meter(module))
     callbacks: list[Callback] = [metered]
     if budget is not None:
-        callbacks.insert(0, BudgetCallback(budget, allow=("keep", "recompute"), plan=plan))  # all there is to do
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        callbacks.insert(0, BudgetCallback(budget, **(EXACT | (options or {}))))  # all there is to do
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = pl.Trainer(max_epochs=1, accelerator="cpu", devices=1, callbacks=callbacks, **(quiet | settings))
     torch.manual_seed(2)
     trainer.fit(module, torch.utils.data.DataLoader(batches(4), batch_size=None))

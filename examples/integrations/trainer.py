@@ -1,6 +1,6 @@
 """transformers' Trainer under a budget: one line before ``trainer.train()``. Run by hand::
 
-    python examples/integrations/trainer.py
+python examples/integrations/trainer.py
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from side_by_side import BATCH, Comparison, Meter, Run, compare, examples, tiny_
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from budgetopt.integrations import fit_trainer
+
+
+EXACT = {"allow": ("keep", "recompute")}
 
 
 class Metered(TrainerCallback):
@@ -28,8 +31,10 @@ class Metered(TrainerCallback):
         self.meter.__exit__()
 
 
-def train(budget: int | None, plan: str | None = None, kind: type[Trainer] = Trainer, **settings: Any) -> Run:
-    """Four optimizer steps; `settings` are TrainingArguments."""
+def train(
+    budget: int | None, options: dict[str, Any] | None = None, kind: type[Trainer] = Trainer, **settings: Any
+) -> Run:
+    """Four optimizer steps; `options` are fit's, `settings` are TrainingArguments."""
     model = tiny_gpt2()
     settings = {"max_steps": 4, "per_device_train_batch_size": BATCH, "max_grad_norm": 1.0} | settings
     settings |= {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
@@ -38,7 +43,7 @@ def train(budget: int | None, plan: str | None = None, kind: type[Trainer] = Tra
         trainer = kind(model, TrainingArguments(folder, **settings), train_dataset=examples(64))
         trainer.add_callback(Metered(meter))
         if budget is not None:
-            fit_trainer(trainer, budget, allow=("keep", "recompute"), plan=plan)  # all there is to do
+            fit_trainer(trainer, budget, **(EXACT | (options or {})))  # all there is to do
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return Run.of(model, losses, meter)
