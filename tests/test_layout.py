@@ -76,11 +76,8 @@ def module_name(path: Path) -> str:
 
 SOURCES = {
     module_name(path): path
-    for path in [
-        *sorted((ROOT / "budgetopt").glob("*.py")),
-        *sorted((ROOT / "budgetopt" / "_commands").glob("*.py")),
-        *sorted((ROOT / "solvers").rglob("*.py")),
-    ]
+    for folder in ("budgetopt", "budgetopt/_commands", "budgetopt/integrations", "solvers", "solvers/*")
+    for path in sorted(ROOT.glob(f"{folder}/*.py"))
 }
 
 

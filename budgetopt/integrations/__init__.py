@@ -1,4 +1,4 @@
-"""One line for other people's training loops, where ``fit`` can't be called by hand between `prepare` and the first step.
+"""One line for other people's training loops, where nothing of yours runs between `prepare` and the first step.
 
 :func:`fit_trainer` for transformers' ``Trainer``, :class:`BudgetCallback` for Lightning's. The libraries are optional:
 each name loads when it is asked for. Loops that you write yourself need nothing of this: call ``budgetopt.fit``.

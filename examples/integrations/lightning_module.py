@@ -14,7 +14,6 @@ from side_by_side import Comparison, Meter, Run, batches, compare, tiny_gpt2
 
 from budgetopt.integrations import BudgetCallback
 
-
 EXACT = {"allow": ("keep", "recompute")}
 
 

@@ -22,7 +22,7 @@ BATCH, LENGTH, VOCABULARY = 8, 64, 256
 def tiny_gpt2() -> GPT2LMHeadModel:
     """The same random weights every time; dropout is on, so random numbers have to come out the same as well."""
     torch.manual_seed(0)
-    sizes: dict[str, int] = {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": LENGTH}
+    sizes: dict[str, int] = {"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": LENGTH}
     config = GPT2Config(**sizes, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0)
     return GPT2LMHeadModel(config).train()
 
@@ -47,7 +47,7 @@ class Meter:
     def __init__(self, model: torch.nn.Module) -> None:
         self.resident = self.peak = 0
         self._model = model
-        self._profiler: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        self._profiler: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def __enter__(self) -> Meter:
         """Call it when the model is there, and neither gradients nor the optimizer's state."""

@@ -13,7 +13,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from budgetopt.integrations import fit_trainer
 
-
 EXACT = {"allow": ("keep", "recompute")}
 
 
