@@ -55,18 +55,18 @@ def test_lora() -> None:
 # -- transformers' Trainer ---------------------------------------------------------------------------
 
 
-def test_trainer_with_autocast_smoothing_and_accumulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainer_with_autocast_smoothing_and_accumulation(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     example, plan = importlib.import_module("trainer"), tmp_path / "plan.json"
     settings = {"bf16": True, "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2, "max_steps": 2}
     options = QUICK | {"plan": plan}
     found = example.main(options=options, **settings)
     require_held(found)
     made = plan.read_bytes()
-    capsys.readouterr()
+    capfd.readouterr()
     again = example.train(found.budget, options, **settings)
     assert again.losses == found.plain.losses and again.peak <= found.budget
     assert plan.read_bytes() == made
-    assert "saved plan" in capsys.readouterr().err
+    assert "saved plan" in capfd.readouterr().err
 
 
 def test_trainer_with_a_loss_of_its_own() -> None:
@@ -109,8 +109,8 @@ def test_what_a_trainer_is_told(tmp_path: Path) -> None:
     with pytest.raises(BudgetOptError, match=r"takes no step=.*allow"):
         budgetopt.integrations.fit_trainer(trainer, "1GB", step=print)
     with pytest.raises(BudgetOptError, match=r"trainer=Linear.*before its train"):
-        budgetopt.integrations.fit_trainer(torch.nn.Linear(1, 1), "1GB")  # type: ignore[type-var]
-    assert budgetopt.integrations.fit_trainer(trainer, 300_000, optimizer="sgd") is trainer
+        budgetopt.integrations.fit_trainer(torch.nn.Linear(1, 1), "1GB")
+    assert budgetopt.integrations.fit_trainer(trainer, 300_000, optimizer="sgd", **QUICK) is trainer
     with pytest.raises(InfeasibleBudgetError):
         trainer.train()
     assert budgetopt.plan_of(trainer.model) is None
@@ -121,17 +121,17 @@ def test_what_a_trainer_is_told(tmp_path: Path) -> None:
 # -- Lightning ---------------------------------------------------------------------------------------
 
 
-def test_lightning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lightning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     example, plan = importlib.import_module("lightning_module"), tmp_path / "plan.json"
     options, settings = QUICK | {"plan": plan}, {"precision": "bf16-mixed", "accumulate_grad_batches": 2}
     found = example.main(options=options, **settings)
     require_held(found)
     made = plan.read_bytes()
-    capsys.readouterr()
+    capfd.readouterr()
     again = example.train(found.budget, options, **settings)
     assert again.losses == found.plain.losses and again.peak <= found.budget
     assert plan.read_bytes() == made
-    assert "saved plan" in capsys.readouterr().err
+    assert "saved plan" in capfd.readouterr().err
 
 
 def test_lightning_modules_that_are_refused() -> None:
@@ -142,7 +142,9 @@ def test_lightning_modules_that_are_refused() -> None:
 
     with pytest.raises(BudgetOptError, match="takes no replan="):
         example.BudgetCallback("1GB", replan=True)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"} | {
+        "max_epochs": 1
+    }
     trainer = example.pl.Trainer(callbacks=[example.BudgetCallback("1GB")], enable_model_summary=False, **quiet)
     with pytest.raises(BudgetOptError, match=r"manual optimization: call budgetopt.fit"):
         trainer.fit(Manual(), torch.utils.data.DataLoader(example.batches(1), batch_size=None))

@@ -16,7 +16,7 @@ from budgetopt._errors import BudgetOptError
 from budgetopt.integrations._later import Later
 
 
-class BudgetCallback(Callback):
+class BudgetCallback(Callback):  # type: ignore[misc]  # the library is not read for types
     """Make a LightningModule train under `budget`: ``Trainer(callbacks=[BudgetCallback("8GB")])``.
 
     The module is fitted when its first training batch is there: it is on its device, the optimizer exists, and the
@@ -61,9 +61,10 @@ class BudgetCallback(Callback):
                 found = module.training_step(sample, *arguments)
             if found is None:
                 raise BudgetOptError("training_step returned None on the first batch: there is no step to plan")
-            loss = found["loss"] if isinstance(found, Mapping) else found
-            loss, scaler = loss / trainer.accumulate_grad_batches, getattr(trainer.precision_plugin, "scaler", None)
-            return loss if scaler is None else scaler.scale(loss)
+            loss: torch.Tensor = found["loss"] if isinstance(found, Mapping) else found
+            loss = loss / trainer.accumulate_grad_batches
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            return loss if scaler is None else torch.as_tensor(scaler.scale(loss))
 
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         self._later.fit(pl_module, batch, step, optimizer, accumulates=True)
