@@ -45,17 +45,17 @@ def composition(
     other = problem.resident - profile.fixed.total
     if other:
         found["held back"] = other
-    place = _Place(profile, problem, event)
+    place = Place(profile, problem, event)
     for name, size in alive(problem, choices, event, segments).items():
         what = place.word(name)
         found[what] = found.get(what, 0) + size
     return found
 
 
-class _Place:
-    """Says what a block is for, seen from one event."""
+class Place:
+    """Says what a block is for, seen from one event, or from none."""
 
-    def __init__(self, profile: Profile, problem: Problem, event: int) -> None:
+    def __init__(self, profile: Profile, problem: Problem, event: int = OUTSIDE) -> None:
         self._profile, self._problem, self._event = profile, problem, event
         self._line = timeline(problem)
         self._makers = {s: i for i, operator in enumerate(problem.operators) for s in operator.births}
@@ -78,6 +78,11 @@ class _Place:
             return f"made again in {self._region(self._problem.values[number].region)}"
         return "work space of the operator"
 
+    def region(self, storage: int) -> int:
+        """The region that makes a storage."""
+        maker = self._makers.get(storage)
+        return OUTSIDE if maker is None else self._problem.operators[maker].region
+
     def _storage(self, storage: int) -> str:
         maker = self._makers.get(storage)
         if self._line.born_at[storage] == self._event:
@@ -87,8 +92,7 @@ class _Place:
         if self._line.born_at[storage] > self._end:
             stays = self._line.die_at[storage] >= len(self._problem.events)
             return "gradients of parameters" if stays else "gradients on their way back"
-        region = self._problem.operators[maker].region
-        if region == OUTSIDE:
+        if self.region(storage) == OUTSIDE:
             return "made outside of planned layers: inputs, output, loss"
         values = self._values.get(storage, [])
         if any(v in self._line.decided for v in values):

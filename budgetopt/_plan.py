@@ -6,7 +6,7 @@ import base64
 import zlib
 from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from budgetopt import _batch, _explain
 from budgetopt._errors import PlanMismatchError
@@ -83,7 +83,12 @@ class Prediction(Strict):
 
 
 class Verification(Strict):
-    """What running the plan showed; `reserved_bytes` of the caching allocator (CUDA; 0 elsewhere)."""
+    """What running the plan showed; `reserved_bytes` of the caching allocator (CUDA; 0 elsewhere).
+
+    `curve`: bytes over the measured step, resident ones included: the highest of each of at most 400 slices in which
+    as many bytes are allocated, and what the optimizer's step needs as one point more (CPU; empty elsewhere, and in
+    plans of older versions).
+    """
 
     peak_bytes: int
     reserved_bytes: int = 0
@@ -91,6 +96,13 @@ class Verification(Strict):
     values_proven: int
     values_kept_after_proof: tuple[str, ...] = ()
     grad_error: float | None = None
+    curve: tuple[int, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_an_empty_curve(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans of older versions have none, and their seal is that of the text without it."""
+        found: dict[str, Any] = write(self)
+        return found if self.curve else {name: value for name, value in found.items() if name != "curve"}
 
 
 class Plan(Saved):

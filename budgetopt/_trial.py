@@ -127,6 +127,7 @@ def _verify(job: Job, found: Profile, plan: Plan) -> Verification | None:
         values_proven=proven,
         values_kept_after_proof=tuple(found.operators[i].name for i, _ in sorted(job.kept)),
         grad_error=error,
+        curve=worst.curve,
     )
 
 

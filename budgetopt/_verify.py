@@ -17,12 +17,13 @@ from budgetopt._step import Step
 
 @dataclass
 class Run:
-    """One measured step. `peak` includes the resident bytes."""
+    """One measured step. `peak` and `curve`, the bytes over the step, include the resident ones."""
 
     peak: int
     ns: int
     reserved: int
     loss: float
+    curve: tuple[int, ...] = ()
 
 
 @dataclass
@@ -69,6 +70,7 @@ def run_once(
         ns=peak.ns,
         reserved=peak.reserved,
         loss=loss,
+        curve=tuple(fixed + level for level in peak.curve) + ((fixed + peak.left + workspace,) if peak.curve else ()),
     )
 
 

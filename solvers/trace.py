@@ -43,12 +43,20 @@ def trace(
     return _Tracer(problem, choices, pieces or {}, segments).actions()
 
 
+def blocks(
+    problem: Problem, choices: Sequence[Choice], segments: Sequence[Segment] = ()
+) -> tuple[tuple[Action, ...], list[Name]]:
+    """As :func:`trace`, and what each block was taken for, by the number of the block."""
+    tracer = _Tracer(problem, choices, {}, segments)
+    return tracer.actions(), tracer.names
+
+
 def alive(problem: Problem, choices: Sequence[Choice], event: int, segments: Sequence[Segment] = ()) -> dict[Name, int]:
     """The blocks that are there when most bytes are during an event: bytes by what each was taken for."""
-    tracer = _Tracer(problem, choices, {}, segments)
+    actions, names = blocks(problem, choices, segments)
     there: dict[int, int] = {}
     highest: dict[int, int] = {}
-    for action in tracer.actions():
+    for action in actions:
         if action.event > event:
             break
         if action.size < 0:
@@ -60,7 +68,7 @@ def alive(problem: Problem, choices: Sequence[Choice], event: int, segments: Seq
     highest = max(highest, there, key=lambda blocks: sum(blocks.values()))
     found: dict[Name, int] = {}
     for block, size in highest.items():
-        name = tracer.names[block]
+        name = names[block]
         found[name] = found.get(name, 0) + size
     return found
 
