@@ -19,7 +19,6 @@ import torch
 
 from budgetopt import _host, _torch
 from budgetopt._errors import ProfileError
-from budgetopt._slices import highest
 
 _SUM_PIECE = 1 << 22
 
@@ -32,7 +31,7 @@ class Peak:
         above: highest bytes allocated above the level at the start. left: the level at the end.
         ns: wall time of the block.
         spans: per mark, highest bytes above the level at its start. highest: the allocator's own mark so far.
-        curve: bytes above the level at the start, over the block: the highest of each slice of it (CPU; empty elsewhere).
+        sizes: bytes of each block that was taken (more than 0) or given back, in order (CPU; empty elsewhere).
         reserved: highest bytes the caching allocator reserved (CUDA; 0 elsewhere).
     """
 
@@ -42,7 +41,7 @@ class Peak:
     reserved: int = 0
     spans: dict[str, int] = field(default_factory=dict)
     highest: int = 0
-    curve: tuple[int, ...] = ()
+    sizes: list[int] = field(default_factory=list)
 
 
 class Watching(Protocol):
@@ -123,7 +122,7 @@ class _Cpu:
                 if _torch.profiler_running():
                     profiler.stop()
                 raise
-        peak.curve = highest(_read_events(profiler.events(), peak, spans))
+        _read_events(profiler.events(), peak, spans)
 
     def mark(self, device: torch.device, peak: Peak, name: str) -> Any:
         return _torch.mark(name)
@@ -190,11 +189,8 @@ class _WatchingCuda:
         return torch.cuda.max_memory_allocated(self._device) - self._others
 
 
-def _read_events(events: Any, peak: Peak, spans: bool) -> list[int]:
-    """Running sum of the allocation events; for every mark the highest level inside, above its start.
-
-    Returns the events' sizes, in order.
-    """
+def _read_events(events: Any, peak: Peak, spans: bool) -> None:
+    """Running sum of the allocation events; for every mark the highest level inside, above its start."""
     points: list[tuple[int, int, str, int]] = []
     for event in events:
         name = event.name()
@@ -206,7 +202,6 @@ def _read_events(events: Any, peak: Peak, spans: bool) -> list[int]:
             points.append((event.end_ns(), 2, name, 0))
     points.sort(key=lambda point: point[:2])
     level = 0
-    sizes: list[int] = []
     opened: dict[str, list[int]] = {}
     for _, kind, name, size in points:
         if kind == 0:
@@ -216,12 +211,11 @@ def _read_events(events: Any, peak: Peak, spans: bool) -> list[int]:
             peak.spans[name] = top - base
         else:
             level += size
-            sizes.append(size)
+            peak.sizes.append(size)
             peak.above = max(peak.above, level)
             for span in opened.values():
                 span[1] = max(span[1], level)
     peak.left = level
-    return sizes
 
 
 class _Cuda:

@@ -58,7 +58,7 @@ class Account:
     """A plan's decisions about saved values, with the referee's replay times.
 
     Attributes:
-        rows: the saved values. replay_ns: per region, time of all replays of its operators in a step.
+        rows: the saved values. choices: one per value, as the executor acts on them. replay_ns: per region, time of all replays of its operators in a step.
         dearest: the highest price, in ns per megabyte, among recomputed values.
     """
 
@@ -67,6 +67,7 @@ class Account:
         self._found = memory.simulate(self._problem, choices, segments)
         self._ns = [n * o.time_ns for o, n in zip(self._problem.operators, self._found.replays, strict=True)]
         self.replay_ns: dict[int, int] = defaultdict(int)
+        self.choices = self._found.choices
         for operator, ns in zip(self._problem.operators, self._ns, strict=True):
             self.replay_ns[operator.region] += ns
         saved = [v for v in sorted(set(profile.handles)) if OUTSIDE not in _made(profile, v)]
@@ -135,36 +136,104 @@ def _made(profile: Profile, value: int) -> tuple[int, int]:
     return profile.values[value].region, profile.values[value].operator
 
 
-def plan_table(plan: Plan) -> str:
-    """One row per planned layer: what is kept, recomputed, in fp16, what the replays take, and why."""
-    profile = plan.profile
+@dataclass(frozen=True)
+class LayerRow:
+    """One call of one planned layer, or of one that keeps everything: bytes by choice, and what the plan does to it.
+
+    Attributes:
+        kept, late, recomputed, half: bytes of its values (`half`: as they are before they are stored in fp16).
+        saved: bytes that are not there between the passes. replay_ns: of all its replays in a step.
+    """
+
+    label: str
+    planned: bool
+    kept: int
+    late: int
+    recomputed: int
+    half: int
+    saved: int
+    replay_ns: int
+
+    @property
+    def activations(self) -> int:
+        """Bytes of all of them."""
+        return self.kept + self.late + self.recomputed + self.half
+
+    @property
+    def why(self) -> str:
+        """What a byte costs."""
+        if not self.planned:
+            return "kept whole"
+        freed = self.late + self.recomputed
+        return f"{show_ns(self.replay_ns * MEGABYTE // freed)} per MB freed" if freed else "stored in half the bytes"
+
+
+def layer_rows(plan: Plan, profile: Profile) -> list[LayerRow]:
+    """One row per call of a layer, in the order of the forward; those that keep everything, too, if they save any."""
     account = Account(profile, plan.choices(profile), plan.segments(profile))
-    numbers = {(record.path, record.call): i for i, record in enumerate(profile.regions)}
-    table = new_table(f"plan for {show_bytes(plan.budget_bytes)}")
-    for name in ("layer", "kept", "late", "recomputed", "fp16", "replays", "why"):
-        table.add_column(name, justify="left" if name in ("layer", "why") else "right")
-    for region in plan.regions:
-        path = region.path or "(model)"
-        label = f"{path} call {region.call}" if plan.calls.get(region.path, 1) > 1 else path
+    planned = {(region.path, region.call): region.decisions for region in plan.regions}
+    kept: dict[int, int] = defaultdict(int)
+    for row in account.rows:
+        kept[row.region] += row.size
+    halved: dict[int, int] = defaultdict(int)
+    for value, choice in zip(profile.values, account.choices, strict=True):
+        if choice == Choice.FP16:
+            halved[value.region] += profile.storages[value.storage] - value.half_bytes
+    rows = []
+    for number, record in enumerate(profile.regions):
+        decisions = planned.get((record.path, record.call))
         sizes: dict[str, int] = defaultdict(int)
-        for decision in region.decisions:
+        for decision in decisions or ():
             sizes[decision.choice] += decision.bytes
-        ns = account.replay_ns[numbers[region.path, region.call]]
-        kept, late, dropped = sizes["keep"] + sizes["hold"], sizes["late"], sizes["recompute"]
-        freed = late + dropped
-        why = f"{show_ns(ns * MEGABYTE // freed)} per MB freed" if freed else "stored in half the bytes"
-        bytes_ = [show_bytes(size) for size in (kept, late, dropped, sizes["fp16"])]
-        table.add_row(label, *bytes_, show_ns(ns), why)
+        path = record.path or "(model)"
+        rows.append(
+            LayerRow(
+                label=f"{path} call {record.call}" if plan.calls.get(record.path, 1) > 1 else path,
+                planned=decisions is not None,
+                kept=kept[number] if decisions is None else sizes["keep"] + sizes["hold"],
+                late=sizes["late"],
+                recomputed=sizes["recompute"],
+                half=sizes["fp16"],
+                saved=sizes["late"] + sizes["recompute"] + halved[number],
+                replay_ns=account.replay_ns[number],
+            )
+        )
+    return [row for row in rows if row.planned or row.kept]
+
+
+PLAN_COLUMNS = ("layer", "kept", "late", "recomputed", "fp16", "replays", "why")
+
+
+def plan_cells(plan: Plan, profile: Profile) -> list[tuple[str, ...]]:
+    """A row of text for each planned layer: what is kept, recomputed, in fp16, what the replays take, and why."""
+    return [
+        (row.label, *map(show_bytes, (row.kept, row.late, row.recomputed, row.half)), show_ns(row.replay_ns), row.why)
+        for row in layer_rows(plan, profile)
+        if row.planned
+    ]
+
+
+def plan_table(plan: Plan) -> str:
+    """One row per planned layer, and what the whole plan is predicted to do."""
+    table = new_table(f"plan for {show_bytes(plan.budget_bytes)}")
+    for name in PLAN_COLUMNS:
+        table.add_column(name, justify="left" if name in ("layer", "why") else "right")
+    for cells in plan_cells(plan, plan.profile):
+        table.add_row(*cells)
+    return text_of(table) + plan_foot(plan)
+
+
+def plan_foot(plan: Plan) -> str:
+    """What is predicted of the whole plan."""
     predicted = plan.predicted
     size = show_bytes(predicted.reserved_bytes)
     reserved = f"the allocator reserves about {size}; " if predicted.reserved_bytes else ""
-    foot = (
+    return (
         f"what is not named is kept whole{_late(plan)}. Predicted peak {show_bytes(predicted.peak_bytes)} at "
         f"{predicted.peak_at}; plain {show_bytes(predicted.plain_peak_bytes)}; {reserved}extra time "
         f"{predicted.overhead:.1%} of a step; {plan.solver}, {plan.status}, gap {plan.gap:.1%}. plan.explain(layer) "
         "says why, value by value"
     )
-    return text_of(table) + foot
 
 
 def _late(plan: Plan) -> str:

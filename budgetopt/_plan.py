@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import zlib
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -85,9 +87,9 @@ class Prediction(Strict):
 class Verification(Strict):
     """What running the plan showed; `reserved_bytes` of the caching allocator (CUDA; 0 elsewhere).
 
-    `curve`: bytes over the measured step, resident ones included: the highest of each of at most 400 slices in which
-    as many bytes are allocated, and what the optimizer's step needs as one point more (CPU; empty elsewhere, and in
-    plans of older versions).
+    `curve`: bytes over the measured step, resident ones included, and at its end what the optimizer's step needs: the
+    highest of each of at most 400 slices in which as many bytes are allocated (CPU; empty elsewhere, and in plans of
+    older versions).
     """
 
     peak_bytes: int
@@ -225,8 +227,36 @@ class Plan(Saved):
             raise ValueError("a region's call is planned twice")
         return self
 
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw memory over the step, predicted and measured, and what fills it: a .png, .svg or .pdf.
+
+        Raises:
+            BudgetOptError: matplotlib is not installed, the name ends otherwise, or it can't be written.
+        """
+        from budgetopt._picture import draw_memory
+
+        draw_memory(self, Path(path))
+
+    def report(self, path: str | os.PathLike[str], frontier_points: int = 0) -> None:
+        """Write one page (HTML) that says what the plan does; it needs nothing else to be read.
+
+        Args:
+            frontier_points: 2 or more: solve for so many other budgets, and show what each byte buys.
+
+        Raises:
+            BudgetOptError: it can't be written, or it is to have one point.
+        """
+        from budgetopt._page import write_report
+
+        write_report(self, Path(path), frontier_points)
+
     def __str__(self) -> str:
         return _explain.plan_table(self)
+
+    def _repr_html_(self) -> str:
+        from budgetopt._html import plan_html
+
+        return plan_html(self)
 
 
 def compress(profile: Profile) -> str:

@@ -33,7 +33,7 @@ def fit_line(plan: Plan, *, reused: bool, notes: list[str]) -> str:
         parts.append("everything fits, the model is not touched")
     else:
         parts.append(f"about {predicted.overhead:+.1%} step time")
-        parts.append(_exactness(plan))
+        parts.append(exactness(plan))
     if predicted.reserved_bytes or (measured and measured.reserved_bytes):
         parts.append(_reserved(plan))
     if plan.drops:
@@ -52,7 +52,8 @@ def _reserved(plan: Plan) -> str:
     )
 
 
-def _exactness(plan: Plan) -> str:
+def exactness(plan: Plan) -> str:
+    """What is known of the gradients."""
     if not plan.halves:
         return "gradients exact"
     if plan.measured is None:
@@ -61,18 +62,31 @@ def _exactness(plan: Plan) -> str:
     return "fp16, gradient error not measured" if error is None else f"fp16, gradient error {error:.1e}"
 
 
-def profile_table(profile: Profile) -> str:
-    """One row per layer that saves something: activation bytes and forward time, children included."""
-    table = new_table("activations saved by forward, per layer (children included)")
-    table.add_column("layer")
-    table.add_column("class")
-    table.add_column("activations", justify="right")
-    table.add_column("forward", justify="right")
+PROFILE_COLUMNS = ("layer", "class", "activations", "forward")
+
+
+def profile_cells(profile: Profile) -> list[tuple[str, ...]]:
+    """A row of text for each layer that saves something: activation bytes and forward time, children included."""
     total = max((layer.activation_bytes for layer in profile.layers), default=0)
-    for layer in profile.layers:
-        if layer.activation_bytes * 200 >= total > 0:
-            size, ns = show_bytes(layer.activation_bytes), show_ns(layer.forward_ns)
-            table.add_row(layer.path or "(model)", layer.kind, size, ns)
+    return [
+        (layer.path or "(model)", layer.kind, show_bytes(layer.activation_bytes), show_ns(layer.forward_ns))
+        for layer in profile.layers
+        if layer.activation_bytes * 200 >= total > 0
+    ]
+
+
+def profile_table(profile: Profile) -> str:
+    """One row per layer that saves something, and what else there is to say of the step."""
+    table = new_table("activations saved by forward, per layer (children included)")
+    for name in PROFILE_COLUMNS:
+        table.add_column(name, justify="left" if name in ("layer", "class") else "right")
+    for cells in profile_cells(profile):
+        table.add_row(*cells)
+    return text_of(table) + "\n".join(profile_foot(profile))
+
+
+def profile_foot(profile: Profile) -> list[str]:
+    """What else there is to say of the step, a line each."""
     fixed = ", ".join(f"{kind} {show_bytes(size)}" for kind, size in profile.fixed.model_dump().items() if size)
     foot = [f"fixed: {fixed}", f"plain peak {show_bytes(profile.peak_bytes)}"]
     if profile.optimizer_workspace:
@@ -87,7 +101,7 @@ def profile_table(profile: Profile) -> str:
         foot.append(scaled_note(profile))
     if profile.loss_guessed:
         foot.append("the loss was guessed as the sum of the outputs' means: its own memory is not in these figures")
-    return text_of(table) + "\n".join(foot)
+    return foot
 
 
 def frontier_table(profile: Profile, points: Sequence[FrontierPoint]) -> str:

@@ -269,6 +269,11 @@ class Profile(Saved):
 
         return profile_table(self)
 
+    def _repr_html_(self) -> str:
+        from budgetopt._html import profile_html
+
+        return profile_html(self)
+
 
 class FrontierPoint(Strict):
     """The cheapest plan found for one budget: predicted peak and where it is, extra time, proven gap."""

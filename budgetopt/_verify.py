@@ -11,6 +11,7 @@ import torch
 from budgetopt import _apply, _device
 from budgetopt._fixed import Resident
 from budgetopt._plan import Plan
+from budgetopt._slices import highest
 from budgetopt._state import fresh_gradients, random_states, restore_random
 from budgetopt._step import Step
 
@@ -70,7 +71,7 @@ def run_once(
         ns=peak.ns,
         reserved=peak.reserved,
         loss=loss,
-        curve=tuple(fixed + level for level in peak.curve) + ((fixed + peak.left + workspace,) if peak.curve else ()),
+        curve=tuple(fixed + level for level in highest([*peak.sizes, workspace, -workspace])) if peak.sizes else (),
     )
 
 
