@@ -123,7 +123,7 @@ def frontier_figure(points: Sequence[FrontierPoint], budget: int) -> Figure:
         title="What each byte buys",
         beside="extra time, % of the plain step",
         below="budget",
-        up=[Tick(100 * tick / ticks[-1], f"{tick:g} %") for tick in ticks],
+        up=[Tick(100 * tick / ticks[-1], f"{tick:g}%") for tick in ticks],
         across=[
             Tick(100 * (tick - low) / width, show_bytes(round(tick)))
             for tick in _ticks(width, start=low)

@@ -32,14 +32,14 @@ _MARKS = "osD^vPX*<>p"
 _DASHES = ("-", "--", "-.", ":")
 
 
-def ready(path: Path) -> None:
-    """See before the solvers begin that their answers can be drawn.
+def ready(path: Path, argument: str = "--plot") -> None:
+    """See before the solvers begin that their answers can be drawn; `argument`: what the path was given as.
 
     Raises:
         BudgetOptError: matplotlib is not installed, the name ends in no known format, or there is no such folder.
     """
     if path.suffix.lower() not in FORMATS:
-        raise BudgetOptError(f"--plot {str(path)!r}: give a name that ends in {', '.join(FORMATS)}")
+        raise BudgetOptError(f"{argument} {str(path)!r}: give a name that ends in {', '.join(FORMATS)}")
     if find_spec("matplotlib") is None:
         raise BudgetOptError('a plot needs matplotlib, which is not installed: pip install "budgetopt[plot]"')
     if not path.parent.is_dir() or path.is_dir():

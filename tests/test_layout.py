@@ -37,6 +37,12 @@ TORCH_FREE = (
     "_given",
     "_comparison",
     "_plot",
+    "_slices",
+    "_curve",
+    "_figure",
+    "_html",
+    "_page",
+    "_picture",
     "_as_json",
     "_interrupts",
     "_options",
@@ -60,6 +66,7 @@ SOLVER_USERS = {
     "budgetopt._frontier",
     "budgetopt._given",
     "budgetopt._comparison",
+    "budgetopt._curve",
     "budgetopt._usage",
 }
 # Kinds of event, size of the codec's buffer, how a file is written.
