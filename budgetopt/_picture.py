@@ -79,7 +79,9 @@ def _memory(axes: Axes, curve: Curve, plan: Plan) -> None:
         axes.plot(_middles(len(measured)), measured, color="black", linewidth=1, label=label)
     if plan.budget_bytes <= _FAR * highest:
         axes.axhline(plan.budget_bytes, color="crimson", label=f"budget, {show_bytes(plan.budget_bytes)}")
-    axes.set_title(f"memory over the step, predicted {show_bytes(plan.predicted.peak_bytes)} at most", loc="left", y=1.05)
+    axes.set_title(
+        f"memory over the step, predicted {show_bytes(plan.predicted.peak_bytes)} at most", loc="left", y=1.05
+    )
 
 
 def _pile(axes: Axes, rows: dict[str, tuple[int, ...]], beside: str, colours: list[str]) -> None:
