@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 from budgetopt._floor import Place
@@ -141,7 +141,7 @@ def _rows(profile: Profile) -> dict[int, str]:
     count = min(_ROWS, len(paths))
     edges = [number * len(paths) // count for number in range(count)] + [len(paths)] if count else []
     rows = {}
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         first, last = paths[a] or "(model)", paths[b - 1]
         rows |= dict.fromkeys(paths[a:b], first if b == a + 1 else f"{first} to {last}")
     return {OUTSIDE: OTHERS} | {number: rows[record.path] for number, record in enumerate(profile.regions)}

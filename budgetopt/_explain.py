@@ -16,7 +16,7 @@ from budgetopt.solvers import memory
 from budgetopt.solvers.problem import OUTSIDE, Choice, Segment
 
 if TYPE_CHECKING:
-    from budgetopt._plan import Plan
+    from budgetopt._plan import Plan, RegionPlan
 
 MEGABYTE = 1_000_000
 
@@ -58,7 +58,8 @@ class Account:
     """A plan's decisions about saved values, with the referee's replay times.
 
     Attributes:
-        rows: the saved values. choices: one per value, as the executor acts on them. replay_ns: per region, time of all replays of its operators in a step.
+        rows: the saved values. choices: one per value, as the executor acts on them.
+        replay_ns: per region, time of all replays of its operators in a step.
         dearest: the highest price, in ns per megabyte, among recomputed values.
     """
 
@@ -171,7 +172,7 @@ class LayerRow:
 def layer_rows(plan: Plan, profile: Profile) -> list[LayerRow]:
     """One row per call of a layer, in the order of the forward; those that keep everything, too, if they save any."""
     account = Account(profile, plan.choices(profile), plan.segments(profile))
-    planned = {(region.path, region.call): region.decisions for region in plan.regions}
+    planned = {(region.path, region.call): region for region in plan.regions}
     kept: dict[int, int] = defaultdict(int)
     for row in account.rows:
         kept[row.region] += row.size
@@ -181,24 +182,22 @@ def layer_rows(plan: Plan, profile: Profile) -> list[LayerRow]:
             halved[value.region] += profile.storages[value.storage] - value.half_bytes
     rows = []
     for number, record in enumerate(profile.regions):
-        decisions = planned.get((record.path, record.call))
-        sizes: dict[str, int] = defaultdict(int)
-        for decision in decisions or ():
-            sizes[decision.choice] += decision.bytes
         path = record.path or "(model)"
-        rows.append(
-            LayerRow(
-                label=f"{path} call {record.call}" if plan.calls.get(record.path, 1) > 1 else path,
-                planned=decisions is not None,
-                kept=kept[number] if decisions is None else sizes["keep"] + sizes["hold"],
-                late=sizes["late"],
-                recomputed=sizes["recompute"],
-                half=sizes["fp16"],
-                saved=sizes["late"] + sizes["recompute"] + halved[number],
-                replay_ns=account.replay_ns[number],
-            )
-        )
-    return [row for row in rows if row.planned or row.kept]
+        label = f"{path} call {record.call}" if plan.calls.get(record.path, 1) > 1 else path
+        region = planned.get((record.path, record.call))
+        if region is not None:
+            rows.append(_planned_row(label, region, halved[number], account.replay_ns[number]))
+        elif kept[number]:
+            rows.append(LayerRow(label, False, kept[number], 0, 0, 0, 0, 0))
+    return rows
+
+
+def _planned_row(label: str, region: RegionPlan, halved: int, replay_ns: int) -> LayerRow:
+    sizes: dict[str, int] = defaultdict(int)
+    for decision in region.decisions:
+        sizes[decision.choice] += decision.bytes
+    kept, late, recomputed = sizes["keep"] + sizes["hold"], sizes["late"], sizes["recompute"]
+    return LayerRow(label, True, kept, late, recomputed, sizes["fp16"], late + recomputed + halved, replay_ns)
 
 
 PLAN_COLUMNS = ("layer", "kept", "late", "recomputed", "fp16", "replays", "why")

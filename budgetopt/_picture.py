@@ -1,4 +1,4 @@
-"""Pictures as files: memory over a planned step, and what each byte buys. No torch; matplotlib is loaded only to draw."""
+"""Pictures as files: memory over a planned step, and what each byte buys. No torch, and matplotlib only to draw."""
 
 from __future__ import annotations
 

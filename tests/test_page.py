@@ -176,7 +176,8 @@ def test_a_page_needs_nothing_else_and_runs_nothing(tmp_path: Path) -> None:
     assert text == page(plan) and text.startswith("<!DOCTYPE html>") and found.tags == []
     assert not {"script", "link", "img", "iframe", "object", "image", "use"} & found.seen
     assert not any(word in text for word in ("http:", "https:", "url(", "@import", "//", "<script"))
-    assert all(link.startswith("style=") for link in found.links) and escape(NAME) in text
+    assert all(link.startswith("style=") for link in found.links)
+    assert text.count("&lt;script&gt;") >= 4
 
 
 def test_replay_times_are_those_of_the_table() -> None:
@@ -190,7 +191,7 @@ def test_tables_for_notebooks() -> None:
     plan = plans()["fitted"]
     for shown, text in ((plan, plan._repr_html_()), (plan.profile, plan.profile._repr_html_())):
         found, printed = Page(text), " ".join(str(shown).split())
-        assert found.tags == [] and "script" not in found.seen and len(found.rows) > 4
+        assert found.tags == [] and "script" not in found.seen and len(found.rows) > 3
         assert all(cell in printed for cell in found.rows[0])
     head = Page(plan._repr_html_()).words[0][1]
     assert plan.measured is not None and show_bytes(plan.measured.peak_bytes) in head
