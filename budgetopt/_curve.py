@@ -140,7 +140,7 @@ def _rows(profile: Profile) -> dict[int, str]:
     paths = list(dict.fromkeys(record.path for record in profile.regions))
     count = min(_ROWS, len(paths))
     edges = [number * len(paths) // count for number in range(count)] + [len(paths)] if count else []
-    rows = {}
+    rows: dict[str, str] = {}
     for a, b in pairwise(edges):
         first, last = paths[a] or "(model)", paths[b - 1]
         rows |= dict.fromkeys(paths[a:b], first if b == a + 1 else f"{first} to {last}")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from budgetopt._arguments import layers
+from budgetopt._html import render
 from budgetopt._problem import inside, to_problem
-from budgetopt._report import new_table, text_of
+from budgetopt._report import fit_line, new_table, text_of
 from budgetopt._schema import Profile
 from budgetopt._units import show_bytes, show_ns
 from budgetopt.solvers import memory
@@ -220,6 +221,13 @@ def plan_table(plan: Plan) -> str:
     for cells in plan_cells(plan, plan.profile):
         table.add_row(*cells)
     return text_of(table) + plan_foot(plan)
+
+
+def plan_html(plan: Plan) -> str:
+    """What ``print(plan)`` says, as a table for notebooks."""
+    head = fit_line(plan, reused=False, notes=[]).removeprefix("budgetopt: ")
+    rows = plan_cells(plan, plan.profile)
+    return render("table.html", head=head, columns=PLAN_COLUMNS, rows=rows, words=(0, 6), foot=[plan_foot(plan)])
 
 
 def plan_foot(plan: Plan) -> str:

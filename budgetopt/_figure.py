@@ -110,14 +110,14 @@ def frontier_figure(points: Sequence[FrontierPoint], budget: int) -> Figure:
     sizes = [point.budget_bytes for point in points]
     low, high = min(sizes), max(sizes)
     room = 0.04 * (high - low or high)
-    low, width = low - room, high - low + 2 * room
+    left, width = low - room, high - low + 2 * room
     ticks = _ticks(max(100 * max(point.overhead for point in points), 0.1))
     at = [
-        (SIDE * (point.budget_bytes - low) / width, SIDE * (1 - 100 * point.overhead / ticks[-1])) for point in points
+        (SIDE * (point.budget_bytes - left) / width, SIDE * (1 - 100 * point.overhead / ticks[-1])) for point in points
     ]
     lines = [Shape("cheapest plan found for each budget", " ".join(f"{x:.1f},{y:.1f}" for x, y in at), "predicted")]
-    if low <= budget <= low + width:
-        x = SIDE * (budget - low) / width
+    if left <= budget <= left + width:
+        x = SIDE * (budget - left) / width
         lines.append(Shape(f"this plan's budget, {show_bytes(budget)}", f"{x:.1f},0 {x:.1f},{SIDE}", "budget"))
     return Figure(
         title="What each byte buys",
@@ -125,9 +125,9 @@ def frontier_figure(points: Sequence[FrontierPoint], budget: int) -> Figure:
         below="budget",
         up=[Tick(100 * tick / ticks[-1], f"{tick:g}%") for tick in ticks],
         across=[
-            Tick(100 * (tick - low) / width, show_bytes(round(tick)))
-            for tick in _ticks(width, start=low)
-            if low <= tick <= low + width
+            Tick(100 * (tick - left) / width, show_bytes(round(tick)))
+            for tick in _ticks(width, start=left)
+            if left <= tick <= left + width
         ],
         areas=[],
         lines=lines,

@@ -5,14 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from budgetopt._explain import PLAN_COLUMNS, plan_cells, plan_foot
-from budgetopt._report import PROFILE_COLUMNS, fit_line, profile_cells, profile_foot
+from budgetopt._report import PROFILE_COLUMNS, profile_cells, profile_foot
 from budgetopt._units import show_bytes, show_ns
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from budgetopt._plan import Plan
     from budgetopt._schema import Profile
 
 
@@ -34,13 +32,6 @@ def _templates() -> Environment:
 def render(template: str, **values: Any) -> str:
     """The template with its values."""
     return _templates().get_template(template).render(**values)
-
-
-def plan_html(plan: Plan) -> str:
-    """What ``print(plan)`` says, as a table for notebooks."""
-    head = fit_line(plan, reused=False, notes=[]).removeprefix("budgetopt: ")
-    rows = plan_cells(plan, plan.profile)
-    return render("table.html", head=head, columns=PLAN_COLUMNS, rows=rows, words=(0, 6), foot=[plan_foot(plan)])
 
 
 def profile_html(profile: Profile) -> str:

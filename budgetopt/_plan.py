@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -14,7 +15,7 @@ from budgetopt import _batch, _explain
 from budgetopt._errors import PlanMismatchError
 from budgetopt._numbering import Numbering
 from budgetopt._problem import UNSEEN
-from budgetopt._schema import Environment, Profile, Saved, Strict
+from budgetopt._schema import Environment, FrontierPoint, Profile, Saved, Strict
 from budgetopt._units import parse_bytes
 from budgetopt.solvers.problem import Choice, Segment
 
@@ -237,26 +238,24 @@ class Plan(Saved):
 
         draw_memory(self, Path(path))
 
-    def report(self, path: str | os.PathLike[str], frontier_points: int = 0) -> None:
+    def report(self, path: str | os.PathLike[str], frontier: Iterable[FrontierPoint] = ()) -> None:
         """Write one page (HTML) that says what the plan does; it needs nothing else to be read.
 
         Args:
-            frontier_points: 2 or more: solve for so many other budgets, and show what each byte buys.
+            frontier: points of :func:`budgetopt.frontier`, to show what each byte buys.
 
         Raises:
-            BudgetOptError: it can't be written, or it is to have one point.
+            BudgetOptError: it can't be written. PlanMismatchError: the profile inside can't be read.
         """
-        from budgetopt._page import write_report
+        from budgetopt._sheet import write_page
 
-        write_report(self, Path(path), frontier_points)
+        write_page(self, Path(path), frontier)
 
     def __str__(self) -> str:
         return _explain.plan_table(self)
 
     def _repr_html_(self) -> str:
-        from budgetopt._html import plan_html
-
-        return plan_html(self)
+        return _explain.plan_html(self)
 
 
 def compress(profile: Profile) -> str:

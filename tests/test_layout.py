@@ -41,6 +41,7 @@ TORCH_FREE = (
     "_curve",
     "_figure",
     "_html",
+    "_sheet",
     "_page",
     "_picture",
     "_as_json",
