@@ -43,12 +43,13 @@ def _entry(name: str, found: Any) -> Iterator[str]:
     """Signature, docstring, fields and methods of one name."""
     if not inspect.isclass(found):
         yield from _code(name, found)
-    elif not issubclass(found, BaseModel):
+    elif _group(found) == GROUPS[2]:
         bases = ", ".join(f"`{base.__name__}`" for base in found.__bases__)
-        yield from (f"Is a {bases}.", "")
+        yield from (f"Derived from {bases}.", "")
     yield from _prose(found)
-    if inspect.isclass(found) and issubclass(found, BaseModel):
-        yield from _fields(found)
+    if inspect.isclass(found):
+        if issubclass(found, BaseModel):
+            yield from _fields(found)
         yield from _methods(name, found)
 
 
@@ -116,7 +117,7 @@ def _type(annotation: Any) -> str:
     return re.sub(r"(budgetopt|typing)\.(\w+\.)*", "", text).replace("|", "\\|")
 
 
-def _methods(name: str, found: type[BaseModel]) -> Iterator[str]:
+def _methods(name: str, found: type) -> Iterator[str]:
     """Public methods and properties, those of our own base classes included."""
     ours = [base for base in reversed(found.__mro__) if base.__module__.startswith("budgetopt")]
     for method, raw in {key: value for base in ours for key, value in vars(base).items()}.items():
