@@ -55,6 +55,15 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert set(PAGES[1:]) <= linked
 
 
+def test_modules_that_the_layout_names_are_there() -> None:
+    text = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    rows = [row for row in text.splitlines() if row.startswith("|")]
+    named = {name for row in rows for name in re.findall(r"`((?:solvers/|budgetopt/)?\w+\.py)`", row)}
+    assert len(named) > 50
+    for name in named:
+        assert any((ROOT / folder / name).exists() for folder in ("", "budgetopt", "solvers")), name
+
+
 def test_the_reference_is_that_of_the_docstrings() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert page == reference.page(), "python -m tests.reference > docs/api.md"
