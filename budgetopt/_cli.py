@@ -29,6 +29,7 @@ COMMANDS = (
     "fits",
     "usage",
     "gain",
+    "report",
     "frontier",
     "compare",
     "measure",

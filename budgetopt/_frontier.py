@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from budgetopt import solvers
-from budgetopt._errors import BudgetOptError
+from budgetopt._errors import BudgetOptError, SolverError
 from budgetopt._problem import CHOICES, UNSEEN, describe_event, to_problem
 from budgetopt._schema import FrontierPoint, Profile
 from budgetopt._solve import solver_options
@@ -33,14 +33,17 @@ def frontier(
         taken for more as well.
 
     Raises:
-        BudgetOptError: fewer than two points, an unknown choice or layer. SolverError: no engine answered.
+        BudgetOptError: fewer than two points, an unknown choice or layer. SolverError: the solver answers not all.
     """
     if points < 2:
         raise BudgetOptError(f"points={points}: give two or more, the smallest budget and keep-everything are two")
     options = solver_options(solver, backend, time_limit, gap)
     problem = to_problem(profile, 0, allow=tuple(allow), exclude=tuple(exclude))
     options["time_limit"] *= points
-    answers = solvers.frontier(problem, points, profile.peak_bytes, **options)
+    try:
+        answers = solvers.frontier(problem, points, profile.peak_bytes, **options)
+    except solvers.SolverError as error:
+        raise SolverError(f"solver={solver!r}: {error}. The default, 'auto', finds all of them") from error
     found = []
     best: Solution | None = None
     for usable, answer in answers:

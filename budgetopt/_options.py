@@ -165,3 +165,11 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: give at least 1")
     return number
+
+
+def two_or_more(text: str) -> int:
+    """A number of budgets: of the smallest one, of keeping everything, and of some between."""
+    number = int(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{text}: give two or more, the smallest budget and keep-everything are two")
+    return number

@@ -1,21 +1,16 @@
-"""Pictures as files: memory over a planned step, and what each byte buys. No torch, and matplotlib only to draw."""
+"""A picture of memory over a planned step, as a file. No torch, and matplotlib only to draw."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from budgetopt._curve import GROUPS, Curve, over_step
-from budgetopt._errors import BudgetOptError
-from budgetopt._plot import ready
-from budgetopt._schema import FrontierPoint, write_atomically
+from budgetopt._plot import ready, write
 from budgetopt._units import show_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from budgetopt._plan import Plan
 
@@ -44,30 +39,7 @@ def draw_memory(plan: Plan, path: Path) -> None:
         handles, labels = axes.get_legend_handles_labels()
         axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     upper.annotate("backward pass", (100 * curve.turn, 1.01), xycoords=("data", "axes fraction"), va="bottom")
-    _write(figure, path)
-
-
-def draw_frontier(points: Sequence[FrontierPoint], path: Path) -> None:
-    """Draw what :func:`budgetopt.frontier` found: extra time against the budget.
-
-    Raises:
-        BudgetOptError: there are no points, or as :func:`draw_memory`.
-    """
-    ready(path, "plot")
-    if not points:
-        raise BudgetOptError("points=[]: there is nothing to draw; budgetopt.frontier(profile) makes some")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([point.budget_bytes for point in points], [100 * point.overhead for point in points], "o-")
-    axes.xaxis.set_major_formatter(_bytes)
-    axes.set_xlabel("budget")
-    axes.set_ylabel("extra time, % of the plain step")
-    axes.set_ylim(bottom=0)
-    axes.set_title("the cheapest plan found for each budget")
-    axes.grid(alpha=0.3)
-    _write(figure, path)
+    write(figure, path)
 
 
 def _memory(axes: Axes, curve: Curve, plan: Plan) -> None:
@@ -103,9 +75,3 @@ def _middles(count: int) -> list[float]:
 
 def _bytes(size: float, _: object) -> str:
     return show_bytes(round(size)) if size > 0 else "0"
-
-
-def _write(figure: Figure, path: Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lower()[1:], dpi=150)
-    write_atomically(path, buffer.getvalue())

@@ -66,7 +66,7 @@ def draw(compared: Compared, path: Path) -> None:
     )
     axes.set_title("what each solver's answer costs at each budget")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    _write(figure, path)
+    write(figure, path)
 
 
 def draw_frontier(profile: Profile, points: Sequence[FrontierPoint], path: Path) -> None:
@@ -83,7 +83,7 @@ def draw_frontier(profile: Profile, points: Sequence[FrontierPoint], path: Path)
     shares = {point.budget_bytes: (point.budget_bytes - resident) / above for point in points}
     _scale(axes, heights, shares, "extra time, % of the plain step")
     axes.set_title("what each byte of budget buys")
-    _write(figure, path)
+    write(figure, path)
 
 
 def _figure() -> tuple[Figure, Axes]:
@@ -93,7 +93,8 @@ def _figure() -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _write(figure: Figure, path: Path) -> None:
+def write(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all; the format is that of the file's name."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lower()[1:], dpi=150)
     write_atomically(path, buffer.getvalue())

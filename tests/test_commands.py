@@ -349,6 +349,7 @@ def test_no_torch_where_no_model_is_run(folder: Path) -> None:
         "fits profile.json --budget 200kB --solver greedy",
         "usage new.json",
         "gain new.json --more 50kB --solver greedy",
+        "report new.json -o new.html",
     )
     code = "import sys; from budgetopt._cli import main\n"
     code += f"for line in {commands!r}: assert main(line.split()) == 0 and 'torch' not in sys.modules, line\n"
@@ -417,6 +418,18 @@ def test_gain_over_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert all(layer["recomputed_then"] == 0 < layer["recomputed_now"] for layer in found["layers"])
     assert run(*command) == 0
     assert "1.00 MB more" in capsys.readouterr().out
+
+
+def test_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("report", "plan.json", "-o", "page.html", "--plot", "memory.svg") == 0
+    assert capsys.readouterr().out == ""
+    assert Path("page.html").read_text().lstrip().lower().startswith("<!doctype html>")
+    assert Path("memory.svg").read_bytes().startswith(b"<?xml")
+    before = sorted(os.listdir())
+    assert run("report", "profile.json", "-o", "other.html") == 1
+    assert "is a profile, and a plan is wanted" in capsys.readouterr().err
+    assert run("report", "plan.json", "-o", "nowhere/page.html") == 1
+    assert sorted(os.listdir()) == before
 
 
 def test_options_for_a_model_are_refused_for_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

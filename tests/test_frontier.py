@@ -42,6 +42,11 @@ def test_frontier_wants_two_points() -> None:
         budgetopt.frontier(profiled(), points=1)
 
 
+def test_a_solver_that_misses_the_smallest_budget_says_so() -> None:
+    with pytest.raises(budgetopt.SolverError, match=r"solver='greedy': no choice fits into .* 'auto'"):
+        budgetopt.frontier(profiled(), points=4, allow=EXACT, solver="greedy")
+
+
 def test_the_table_says_per_layer_what_happens_and_why() -> None:
     plan = half_plan()
     table = str(plan)

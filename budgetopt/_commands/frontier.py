@@ -30,7 +30,9 @@ def add(commands: _options.Commands) -> None:
         _EPILOG,
     )
     _source.add(parser)
-    parser.add_argument("--points", type=_two_or_more, default=8, metavar="N", help="budgets, two or more (default: 8)")
+    parser.add_argument(
+        "--points", type=_options.two_or_more, default=8, metavar="N", help="budgets, two or more (default: 8)"
+    )
     _options.choices(parser, "as planned, else all", "as planned, else none")
     _options.solver(parser, 2.0, " for each budget")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw overhead against budget: .png, .svg or .pdf")
@@ -54,10 +56,3 @@ def run(options: argparse.Namespace) -> object:
     if options.plot:
         _plot.draw_frontier(profile, points, options.plot)
     return _as_json.frontier(profile, points, options.source) if options.json else frontier_table(profile, points)
-
-
-def _two_or_more(text: str) -> int:
-    number = int(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError(f"{text}: give two or more, the smallest budget and keep-everything are two")
-    return number
