@@ -6,9 +6,10 @@
 For each model a child process per way: plain, plain again (the control: its ratio to plain is the noise, and beyond
 3 % the run is void), gradient checkpointing of every block and of one in n, torch's selective policies, torch.compile
 with ``activation_memory_budget``; then budgetopt at shares of the activation bytes (resident + share · (plain peak -
-resident)), and given the measured peak of each of the others as its budget. All are there at once and take their
-steps in turn (forward + backward from gradients that are None); a ratio is of two steps of one round. Peaks are the
-allocator's own, of the same meter for all, and none is taken from budgetopt.
+resident)), and given the measured peak of each of the others as its budget. Some of these processes at a time (see
+--at-once), always with a plain one and its control, take their steps in turn (forward + backward from gradients that
+are None); a ratio is of two steps of one round. Peaks are the allocator's own, of the same meter for all, and none is
+taken from budgetopt.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder, console.status("") as status:
-            comparison = Comparison(name, options.size, options.device, Path(folder), status.update)
+            comparison = Comparison(name, options.size, options.device, Path(folder), status.update, options.at_once)
             found["models"][name] = comparison.run(ways, options.shares, options.warm_up, options.rounds)
         if options.output:
             options.output.write_text(json.dumps(found, indent=1))
@@ -63,6 +64,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ways", default="", metavar="START", help="only those whose names begin so (default: all)")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each way (default: %(default)s)")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before those (default: %(default)s)")
+    parser.add_argument("--at-once", type=int, default=3, help="peers, and ours beside them (default: %(default)s)")
     parser.add_argument("--every", type=int, nargs="*", default=[2], help="checkpoint one block in n (default: 2)")
     parser.add_argument(
         "--memory-budgets", type=float, nargs="*", default=[1.0, 0.5, 0.25], help="torch.compile's (1 0.5 0.25)"

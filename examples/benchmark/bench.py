@@ -1,4 +1,4 @@
-"""The comparison itself: children that are all there at once and take their steps in turn."""
+"""The comparison itself: children that take their steps in turn."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import torch
 from examples.benchmark.ways import CONTROL, PLAIN, Way
 
 KEEP_ALL = str(1 << 40)
-QUIET_MALLOC = {"MALLOC_MMAP_THRESHOLD_": KEEP_ALL, "MALLOC_TRIM_THRESHOLD_": KEEP_ALL, "MALLOC_TOP_PAD_": str(1 << 28)}
+QUIET_MALLOC = {"MALLOC_MMAP_THRESHOLD_": KEEP_ALL, "MALLOC_TRIM_THRESHOLD_": KEEP_ALL, "MALLOC_TOP_PAD_": str(1 << 26)}
 """glibc keeps what it has: with its defaults a step spends much of its time in page faults."""
+ENVIRONMENT = QUIET_MALLOC | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # workers would stay, and take memory
 
 
 class ChildError(Exception):
@@ -60,9 +61,10 @@ class Child:
 
 @dataclass
 class Comparison:
-    """One model, every way: peers, ours at shares of the activation bytes, and ours at the peak of each peer.
+    """One model, every way: ours at shares of the activation bytes, peers, and ours at the peak of each peer.
 
-    `tell` is called with a text as each stage begins.
+    `tell` is called with a text as each stage begins. `at_once`: so many peers and ours at their peaks are there at the
+    same time, beside a plain one and its control; all processes together would need a large machine.
     """
 
     model: str
@@ -70,20 +72,41 @@ class Comparison:
     device: str
     folder: Path
     tell: Callable[[str], None]
-    children: dict[str, Child] = field(default_factory=dict)
+    at_once: int = 3
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    controls: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    children: dict[str, Child] = field(default_factory=dict)
 
     def run(self, peers: list[Way], shares: list[float], warm_up: int, rounds: int) -> dict[str, Any]:
         """Everything measured, as JSON: bytes and nanoseconds, ratios to plain in the same round."""
+        self._together([], shares, warm_up, rounds)
+        for first in range(0, len(peers), self.at_once):
+            self._together(peers[first : first + self.at_once], [], warm_up, rounds)
+        return {
+            "noise": max(abs(row["ratio"] - 1) for row in self.controls),
+            "plain": self.rows[PLAIN],
+            "controls": self.controls,
+            "shares": {at(share): self.rows.get(at(share)) for share in shares},
+            "peers": {peer.name: self.rows.get(peer.name) for peer in peers},
+            "matched": {peer.name: self.rows.get(matched(peer.name)) for peer in peers},
+            "failed": self.failed,
+        }
+
+    def _together(self, peers: list[Way], shares: list[float], warm_up: int, rounds: int) -> None:
+        """These in turn, beside plain and its control."""
+        self.children = {}
         with ExitStack() as stack:
-            for name in (PLAIN, CONTROL):
-                self._add(stack, Way(name, "as_it_is"))
-            for peer in peers:
-                self._add(stack, peer)
+            for way in (Way(PLAIN, "as_it_is"), Way(CONTROL, "as_it_is"), *peers):
+                self._add(stack, way)
             for name, budget in self._budgets(peers, shares).items():
                 self._add(stack, Way(name, "planned", [budget, str(self.folder / f"{self.model}.json")]))
             self._step_in_turn(warm_up, rounds)
-            return self._results(peers, shares)
+            plain = self.children[PLAIN]
+            gradients = torch.load(plain.facts["path"])
+            rows = {name: _row(child, plain, gradients) for name, child in self.children.items()}
+        self.controls.append(rows.pop(CONTROL))
+        self.rows = rows | self.rows
 
     def _budgets(self, peers: list[Way], shares: list[float]) -> dict[str, int]:
         """For ours: shares of the activation bytes, and what each peer took."""
@@ -114,7 +137,7 @@ class Comparison:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env=os.environ | QUIET_MALLOC,
+                env=os.environ | ENVIRONMENT,
             )
             try:
                 yield Child(way.name, process, log)
@@ -134,21 +157,6 @@ class Comparison:
                 if number >= warm_up:
                     self.children[name].step_ns.append(answer["step_ns"])
 
-    def _results(self, peers: list[Way], shares: list[float]) -> dict[str, Any]:
-        plain = self.children[PLAIN]
-        gradients = torch.load(plain.facts["path"])
-        rows = {name: _row(child, plain, gradients) for name, child in self.children.items()}
-        return {
-            "resident_bytes": plain.facts["resident_bytes"],
-            "noise": abs(rows[CONTROL]["ratio"] - 1),
-            "plain": rows[PLAIN],
-            "control": rows[CONTROL],
-            "shares": {at(share): rows.get(at(share)) for share in shares},
-            "peers": {peer.name: rows.get(peer.name) for peer in peers},
-            "matched": {peer.name: rows.get(matched(peer.name)) for peer in peers},
-            "failed": self.failed,
-        }
-
 
 def at(share: float) -> str:
     """The row of ours at a share of the activation bytes."""
@@ -165,6 +173,7 @@ def _row(child: Child, plain: Child, gradients: dict[str, torch.Tensor]) -> dict
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
     own = torch.load(child.facts["path"])
     return {
+        "resident_bytes": child.facts["resident_bytes"],
         "peak_bytes": child.facts["peak_bytes"],
         "prepare_ns": child.facts["prepare_ns"],
         "step_ns": child.step_ns,
