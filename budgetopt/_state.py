@@ -54,11 +54,16 @@ def untouched(model: torch.nn.Module, sample: Any = None) -> Iterator[None]:
 def restoring(model: torch.nn.Module) -> Iterator[None]:
     """Attributes of modules, random states and grad mode are afterwards as they were."""
     attributes = [(module, _copy_attributes(module)) for module in model.modules()]
+    counted = [(tensor, tensor.detach().clone()) for _, kept in attributes for tensor in _tensors(kept)]
     states = random_states(model)
     grad_mode = torch.is_grad_enabled()
 
     def restore() -> None:
         restore_random(states)
+        with torch.no_grad():
+            for tensor, data in counted:
+                if not _same(tensor, data):
+                    tensor.copy_(data)
         for module, kept in attributes:
             _restore_attributes(module, kept)
         torch.set_grad_enabled(grad_mode)
@@ -113,6 +118,13 @@ def _copy_attributes(module: torch.nn.Module) -> dict[str, Any]:
         for name, value in module.__dict__.items()
         if name not in _APART
     }
+
+
+def _tensors(attributes: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Those that are no buffers and that a step may write to: ``self.total += loss.detach()``."""
+    for value in attributes.values():
+        items = value.values() if isinstance(value, dict) else value if type(value) in _CONTAINERS else (value,)
+        yield from (item for item in items if isinstance(item, torch.Tensor) and not item.is_inference())
 
 
 def _restore_attributes(module: torch.nn.Module, kept: dict[str, Any]) -> None:

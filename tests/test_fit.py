@@ -276,3 +276,31 @@ def test_a_step_and_a_loss_of_ones_own() -> None:
         step(copy_, sample).backward()  # type: ignore[no-untyped-call]
     for p, q in zip(plain.parameters(), planned.parameters(), strict=True):
         assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+
+
+class Counting(torch.nn.Module):
+    """Counts into plain tensors, which are no buffers: one of its own and one in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, _ = mlp_stack(3, 16, 4)
+        self.total = torch.zeros(())
+        self.seen = [torch.zeros((), dtype=torch.long)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.body(x)
+        self.total += out.detach().sum()
+        self.seen[0] += len(x)
+        return out
+
+
+def test_tensors_that_a_step_counts_into_are_put_back() -> None:
+    model, sample = Counting(), torch.randn(64, 16)
+    total, seen = model.total, model.seen[0]
+    with torch.no_grad():
+        model(sample)
+    before = total.clone()
+    budgetopt.fit(model, sample, 10**9, optimizer=None)
+    budgetopt.measure(model, sample, steps=2)
+    assert model.total is total and torch.equal(total, before) and before != 0
+    assert model.seen[0] is seen and seen == len(sample)
