@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from budgetopt._arguments import layers
 from budgetopt._html import render
 from budgetopt._problem import inside, to_problem
-from budgetopt._report import fit_line, new_table, text_of
+from budgetopt._report import add_columns, fit_line, new_table, text_of
 from budgetopt._schema import Profile
 from budgetopt._units import show_bytes, show_ns
 from budgetopt.solvers import memory
@@ -216,10 +216,7 @@ def plan_cells(plan: Plan, profile: Profile) -> list[tuple[str, ...]]:
 def plan_table(plan: Plan) -> str:
     """One row per planned layer, and what the whole plan is predicted to do."""
     table = new_table(f"plan for {show_bytes(plan.budget_bytes)}")
-    for name in PLAN_COLUMNS:
-        table.add_column(name, justify="left" if name in ("layer", "why") else "right")
-    for cells in plan_cells(plan, plan.profile):
-        table.add_row(*cells)
+    add_columns(table, PLAN_COLUMNS, plan_cells(plan, plan.profile), ("why",))
     return text_of(table) + plan_foot(plan)
 
 

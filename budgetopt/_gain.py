@@ -9,7 +9,7 @@ from budgetopt._errors import BudgetOptError
 from budgetopt._fits import Fits, answered, narrowed, planned
 from budgetopt._given import asked
 from budgetopt._plan import Plan
-from budgetopt._report import new_table, text_of
+from budgetopt._report import add_columns, new_table, text_of
 from budgetopt._schema import Profile, Strict
 from budgetopt._solve import solver_options
 from budgetopt._units import parse_bytes, show_bytes, show_enough, show_ns
@@ -148,12 +148,12 @@ def _headline(gain: Gain) -> str:
 
 def _table(gain: Gain) -> str:
     table = new_table("layers that are treated otherwise")
-    for name in ("layer", "recomputed", "then", "fp16", "then"):
-        table.add_column(name, justify="left" if name == "layer" else "right")
     calls = Counter(layer.path for layer in gain.layers)
+    rows = []
     for one in gain.layers:
         path = one.path or "(model)"
         label = f"{path} call {one.call}" if calls[one.path] > 1 else path
         sizes = (one.recomputed_now, one.recomputed_then, one.fp16_now, one.fp16_then)
-        table.add_row(label, *(show_bytes(size) for size in sizes))
+        rows.append((label, *(show_bytes(size) for size in sizes)))
+    add_columns(table, ("layer", "recomputed", "then", "fp16", "then"), rows, ())
     return text_of(table).rstrip()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ WIDTH = 120
 """Columns of a table, if the terminal does not have fewer."""
 NARROW = 60
 """Columns without which a table can't be read."""
+NAME = 34
+"""Columns for the names of layers, before others are folded."""
 
 
 def fit_line(plan: Plan, *, reused: bool, notes: list[str]) -> str:
@@ -78,10 +81,7 @@ def profile_cells(profile: Profile) -> list[tuple[str, ...]]:
 def profile_table(profile: Profile) -> str:
     """One row per layer that saves something, and what else there is to say of the step."""
     table = new_table("activations saved by forward, per layer (children included)")
-    for name in PROFILE_COLUMNS:
-        table.add_column(name, justify="left" if name in ("layer", "class") else "right")
-    for cells in profile_cells(profile):
-        table.add_row(*cells)
+    add_columns(table, PROFILE_COLUMNS, profile_cells(profile), ("class",))
     return text_of(table) + "\n".join(profile_foot(profile))
 
 
@@ -148,8 +148,22 @@ def new_table(title: str) -> Table:
         return Table(box=SIMPLE, title=title)
 
 
+def add_columns(table: Table, names: Iterable[str], rows: Sequence[Sequence[str]], words: Collection[str]) -> None:
+    """Columns and rows: `words` to the left, numbers whole and to the right. The first, names of layers, is not cut."""
+    longest = max((len(row[0]) for row in rows), default=0)
+    for number, name in enumerate(names):
+        if number == 0:
+            table.add_column(name, overflow="fold", min_width=min(NAME, longest))
+        else:
+            table.add_column(name, justify="left" if name in words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+
+
 def columns() -> int:
-    """How wide tables are: as the terminal, within reason."""
+    """How wide tables are: as the terminal, within reason; elsewhere, in a file or a notebook, as wide as they get."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return WIDTH
     return max(NARROW, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
 
 

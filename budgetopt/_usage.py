@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from budgetopt._errors import BudgetOptError
 from budgetopt._plan import Plan
 from budgetopt._problem import describe_event, to_problem
-from budgetopt._report import new_table, text_of
+from budgetopt._report import add_columns, new_table, text_of
 from budgetopt._schema import Profile, Strict
 from budgetopt._units import show_bytes
 from budgetopt.solvers.memory import simulate
@@ -196,17 +196,16 @@ def _chain(path: str) -> Iterator[str]:
 
 def _table(usage: Usage) -> str:
     table = new_table("memory at the peak of the step")
-    table.add_column("what")
-    for name in ("bytes", "share"):
-        table.add_column(name, justify="right")
+    rows = []
     for kind, word in KINDS.items():
         size = getattr(usage, kind)
         if size:
-            table.add_row(word, show_bytes(size), f"{size / usage.peak_bytes:.1%}")
+            rows.append((word, show_bytes(size), f"{size / usage.peak_bytes:.1%}"))
         if kind == "activations":
             for depth, layer in _shown(usage.model, 1, _SHOWN * size):
                 label = "  " * depth + (f"{layer.path} ({layer.kind})" if layer.kind else layer.path)
-                table.add_row(label, show_bytes(layer.bytes), f"{layer.bytes / usage.peak_bytes:.1%}")
+                rows.append((label, show_bytes(layer.bytes), f"{layer.bytes / usage.peak_bytes:.1%}"))
+    add_columns(table, ("what", "bytes", "share"), rows, ())
     foot = (
         f"{show_bytes(usage.peak_bytes)} at {usage.peak_at}\n"
         "activations are listed by the layer that made them, with all inside it; small ones have no row"

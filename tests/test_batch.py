@@ -43,7 +43,7 @@ def profiled(name: str) -> Profile:
 def planned(name: str) -> Plan:
     profile = profiled(name)
     resident = profile.fixed.total
-    return budgetopt.solve(profile, resident + (profile.peak_bytes - resident) * 9 // 10, allow=EXACT)
+    return budgetopt.solve(profile, resident + (profile.peak_bytes - resident) * 9 // 10, allow=EXACT, time_limit=2)
 
 
 @pytest.mark.parametrize("batch", [2, 3, 6, 8])

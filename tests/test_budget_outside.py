@@ -27,7 +27,7 @@ def test_the_meters_agree_to_the_byte_and_the_budget_holds(build: Callable[[], B
     model, sample = build()
     for budget in (None, share_of((model, sample), share)):
         if budget is not None:
-            budgetopt.fit(model, sample, budget, allow=ACTIVATIONS, optimizer=None)
+            budgetopt.fit(model, sample, budget, allow=ACTIVATIONS, optimizer=None, time_limit=2)
         outside = resident_bytes(model, sample) + peak_bytes(model, sample)
         inside = budgetopt.measure(model, sample, steps=1)
         assert inside.resident_bytes == resident_bytes(model, sample)
@@ -38,7 +38,7 @@ def test_the_meters_agree_to_the_byte_and_the_budget_holds(build: Callable[[], B
 def planned_mlp(budget: int, plan: str) -> Built:
     """An MLP under a budget; the second process reuses the first one's plan, for its own might differ."""
     model, sample = wide_mlp()
-    budgetopt.fit(model, sample, budget, allow=ACTIVATIONS, optimizer=None, plan=plan)
+    budgetopt.fit(model, sample, budget, allow=ACTIVATIONS, optimizer=None, time_limit=2, plan=plan)
     return model, sample
 
 

@@ -381,8 +381,8 @@ def fitted(model: nn.Module, sample: Any) -> list[Region]:
     found = budgetopt.profile(model, sample, optimizer=None)
     allow = ("keep", "recompute")
     with pytest.raises(budgetopt.InfeasibleBudgetError) as caught:
-        budgetopt.solve(found, found.fixed.total + 8192, allow=allow)
-    budgetopt.apply(model, budgetopt.solve(found, caught.value.minimum, allow=allow))
+        budgetopt.solve(found, found.fixed.total + 8192, allow=allow, time_limit=2)
+    budgetopt.apply(model, budgetopt.solve(found, caught.value.minimum, allow=allow, time_limit=2))
     state = installed(model)
     assert state is not None
     return list(state.regions.values())

@@ -39,7 +39,7 @@ def test_an_infeasible_budget_says_what_sets_the_minimum() -> None:
     model, sample = gpt2_small()
     profile = budgetopt.profile(model, sample, optimizer="adamw")
     with pytest.raises(budgetopt.InfeasibleBudgetError) as error:
-        budgetopt.solve(profile, profile.fixed.total)
+        budgetopt.solve(profile, profile.fixed.total, time_limit=2)
     floor = error.value.floor
     for part in (
         f"{show_bytes(profile.fixed.parameter)} parameters",

@@ -33,7 +33,7 @@ def test_frontier_runs_from_the_smallest_budget_to_keep_everything() -> None:
     assert all(a.overhead >= b.overhead for a, b in pairwise(points))
     assert points[0].overhead > 0 and points[-1].overhead == 0 and points[-1].extra_ns == 0
     with pytest.raises(budgetopt.InfeasibleBudgetError) as error:
-        budgetopt.solve(profiled(), points[0].budget_bytes * 95 // 100, allow=EXACT)
+        budgetopt.solve(profiled(), points[0].budget_bytes * 95 // 100, allow=EXACT, time_limit=2)
     assert error.value.minimum <= points[0].budget_bytes
 
 

@@ -57,7 +57,7 @@ def test_a_plan_for_a_modelled_step_keeps_its_budget_on_the_real_one() -> None:
     made = budgetopt.profile(model, sample, device="cpu", optimizer=None)
     real = budgetopt.profile(model, sample, optimizer=None)
     budget = made.fixed.total + (made.peak_bytes - made.fixed.total) // 2
-    plan = budgetopt.solve(made, budget, allow=("keep", "recompute"))
+    plan = budgetopt.solve(made, budget, allow=("keep", "recompute"), time_limit=2)
     budgetopt.apply(model, plan)
     assert plan.predicted.peak_bytes <= budget
     assert budgetopt.measure(model, sample).peak_bytes == pytest.approx(plan.predicted.peak_bytes, rel=0.02)

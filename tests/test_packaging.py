@@ -32,6 +32,7 @@ def test_the_wheel_has_every_module_once_and_nothing_else(built: tuple[Path, Pat
         metadata = _metadata(wheel)
     here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "budgetopt").rglob("*.py")}
     here |= {f"budgetopt/solvers/{path.name}" for path in (ROOT / "solvers").glob("*.py")}
+    here |= {f"budgetopt/pages/{path.name}" for path in (ROOT / "budgetopt" / "pages").glob("*.html")}
     assert sorted(files) == sorted(here | {"budgetopt/py.typed"})
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"

@@ -59,6 +59,6 @@ def test_solved_plans(name: str, share: float, tmp_path: Path) -> None:
     profile = built(name)[1]
     resident = profile.fixed.total
     budget = resident + round(share * (profile.peak_bytes - resident))
-    plan = budgetopt.solve(profile, budget, allow=("keep", "recompute"))
+    plan = budgetopt.solve(profile, budget, allow=("keep", "recompute"), time_limit=2)
     assert plan.predicted.peak_bytes <= budget
     check(name, plan, tmp_path)

@@ -80,7 +80,8 @@ class Comparison:
 
     def run(self, peers: list[Way], shares: list[float], warm_up: int, rounds: int) -> dict[str, Any]:
         """Everything measured, as JSON: bytes and nanoseconds, ratios to plain in the same round."""
-        self._together([], shares, warm_up, rounds)
+        if shares:
+            self._together([], shares, warm_up, rounds)
         for first in range(0, len(peers), self.at_once):
             self._together(peers[first : first + self.at_once], [], warm_up, rounds)
         return {
