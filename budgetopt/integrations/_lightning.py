@@ -21,9 +21,9 @@ class BudgetCallback(Callback):  # type: ignore[misc]  # the library is not read
 
     The module is fitted when its first training batch is there: it is on its device, the optimizer exists, and the
     step that is measured is ``training_step``, under the trainer's precision. That runs several times then, without a
-    trace on the module's buffers, its attributes and the random states, and without logging; values of other tensors
-    that it changes in place (a metric's totals) are changed each time. Lightning frees the gradients of a step only
-    after the next forward pass, so they are taken to be there from the start. A module that has a plan keeps it.
+    trace on the module's buffers and attributes and the random states, and without logging. Lightning frees the
+    gradients of a step only after the next forward pass, so they are taken to be there from the start. A module that
+    has a plan keeps it.
 
     Args:
         budget: bytes on the module's device, of a whole training step; see :func:`budgetopt.fit`.

@@ -47,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             comparison = Comparison(name, options.size, options.device, Path(folder), status.update, options.at_once)
             found["models"][name] = comparison.run(ways, options.shares, options.warm_up, options.rounds)
         if options.output:
+            # After each model: what is measured stays.
             options.output.write_text(json.dumps(found, indent=1))
         show(name, found["models"][name])
     if options.plot:
@@ -60,17 +61,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """What to compare, and how long."""
     parser = argparse.ArgumentParser(prog="python -m examples.benchmark", description="budgetopt beside its peers.")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="default: all")
-    parser.add_argument("--size", choices=("full", "small"), default="full", help="default: %(default)s")
+    parser.add_argument("--size", choices=("large", "medium", "small"), default="medium", help="default: %(default)s")
     parser.add_argument("--ways", default="", metavar="START", help="only those whose names begin so (default: all)")
-    parser.add_argument("--rounds", type=int, default=7, help="timed steps of each way (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=25, help="timed steps of each way (default: %(default)s)")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before those (default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=3, help="peers, and ours beside them (default: %(default)s)")
     parser.add_argument("--every", type=int, nargs="*", default=[2], help="checkpoint one block in n (default: 2)")
+    parser.add_argument("--memory-budgets", type=float, nargs="*", default=[0.5], help="torch.compile's (default: 0.5)")
     parser.add_argument(
-        "--memory-budgets", type=float, nargs="*", default=[1.0, 0.5, 0.25], help="torch.compile's (1 0.5 0.25)"
-    )
-    parser.add_argument(
-        "--shares", type=float, nargs="*", default=[0.7, 0.5, 0.3], help="ours, of the activation bytes (0.7 0.5 0.3)"
+        "--shares", type=float, nargs="*", default=[], help="ours, of the activation bytes (default: none)"
     )
     parser.add_argument("--backend", default="inductor", help="torch.compile's (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="default: %(default)s")

@@ -21,7 +21,11 @@ def gpt2(size: str) -> Built:
     """GPT-2, dropout 0.1."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    layers, width, batch, length, vocabulary = {"full": (8, 512, 4, 256, 2000), "small": (3, 64, 4, 32, 128)}[size]
+    layers, width, batch, length, vocabulary = {
+        "large": (8, 512, 4, 256, 2000),
+        "medium": (8, 384, 2, 256, 2000),
+        "small": (3, 64, 4, 32, 128),
+    }[size]
     config = GPT2Config(
         n_layer=layers,
         n_embd=width,
@@ -40,7 +44,11 @@ def llama(size: str) -> Built:
     """Llama, two query heads to a key head."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    layers, width, batch, length, vocabulary = {"full": (8, 512, 4, 256, 2000), "small": (3, 64, 4, 32, 128)}[size]
+    layers, width, batch, length, vocabulary = {
+        "large": (8, 512, 4, 256, 2000),
+        "medium": (8, 384, 2, 256, 2000),
+        "small": (3, 64, 4, 32, 128),
+    }[size]
     config = LlamaConfig(
         num_hidden_layers=layers,
         hidden_size=width,
@@ -59,7 +67,9 @@ def vit(size: str) -> Built:
     """ViT."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    layers, width, batch, pixels = {"full": (12, 384, 8, 224), "small": (3, 64, 4, 64)}[size]
+    layers, width, batch, pixels = {"large": (12, 384, 8, 224), "medium": (12, 384, 4, 160), "small": (3, 64, 4, 64)}[
+        size
+    ]
     config = ViTConfig(
         num_hidden_layers=layers,
         hidden_size=width,
@@ -76,7 +86,7 @@ def resnet50(size: str) -> Built:
     """ResNet-50; the small one has two stages of two bottleneck blocks."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    batch, pixels = {"full": (16, 128), "small": (4, 64)}[size]
+    batch, pixels = {"large": (16, 128), "medium": (8, 112), "small": (4, 64)}[size]
     config = ResNetConfig(num_labels=10)
     if size == "small":
         config = ResNetConfig(num_labels=10, embedding_size=16, hidden_sizes=[32, 64], depths=[2, 2])
