@@ -14,8 +14,12 @@ from tests.oracle import assert_same
 from tests.zoo_runs import SECONDS, Case, case
 
 
+BY_HAND = {"deep transformer": pytest.mark.slow}
+"""The dearest; deep residual is as deep."""
+
+
 @pytest.mark.parametrize("share", [pytest.param(0.75, marks=pytest.mark.slow), 0.5])
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=BY_HAND.get(name, ())) for name in DEEP])
 def test_under_the_budget_bit_for_bit(name: str, share: float) -> None:
     made = case(name, "small")
     _check(made, made.budget(share), time_limit=SECONDS)

@@ -39,7 +39,7 @@ FORCED = {
     "random 3": by_seed(3, EXACT),
     "random with fp16": by_seed(4, ANY),
 }
-BY_HAND = dict.fromkeys(("random 2", "random 3"), pytest.mark.slow)
+BY_HAND = dict.fromkeys(("random 1", "random 2", "random 3"), pytest.mark.slow)
 
 
 def check(name: str, plan: Plan, folder: Path) -> None:
@@ -54,7 +54,10 @@ def test_forced_plans(name: str, choice: str, tmp_path: Path) -> None:
     check(name, forced_plan(built(name)[1], FORCED[choice]), tmp_path)
 
 
-@pytest.mark.parametrize(("name", "share"), [("gpt2_small", 0.75), ("gpt2_small", 0.5), ("resnet_small", 0.9)])
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [pytest.param("gpt2_small", 0.75, marks=pytest.mark.slow), ("gpt2_small", 0.5), ("resnet_small", 0.9)],
+)
 def test_solved_plans(name: str, share: float, tmp_path: Path) -> None:
     profile = built(name)[1]
     resident = profile.fixed.total

@@ -41,7 +41,7 @@ def child(*arguments: Any) -> Any:
 @pytest.mark.parametrize(
     ("gpt2", "share", "steps"),
     [
-        ([3, 256, 1000, 8, 96], 0.5, 4),
+        pytest.param([3, 256, 1000, 8, 96], 0.5, 4, marks=pytest.mark.slow),
         pytest.param([8, 512, 2000, 8, 256], 0.5, 6, marks=pytest.mark.slow),
         pytest.param([8, 512, 2000, 8, 256], 0.35, 6, marks=pytest.mark.slow),
     ],

@@ -14,6 +14,10 @@ from tests.zoo import ZOO
 from tests.zoo_runs import SECONDS, Case, case
 
 
+BY_HAND = dict.fromkeys(("mixtral eager", "gpt2 adapted", "functions"), pytest.mark.slow)
+"""Dear ones whose kind others stand for."""
+
+
 def fitted(made: Case, share: float) -> Any:
     model, plan = made.fitted(made.budget(share), time_limit=SECONDS)
     assert plan.drops
@@ -21,7 +25,7 @@ def fitted(made: Case, share: float) -> Any:
 
 
 @pytest.mark.parametrize("share", [pytest.param(0.75, marks=pytest.mark.slow), 0.5])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=BY_HAND.get(name, ())) for name in ZOO])
 def test_under_the_budget_bit_for_bit(name: str, share: float) -> None:
     made = case(name, "small")
     model = fitted(made, share)
