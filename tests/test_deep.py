@@ -13,7 +13,6 @@ from tests.deep_models import DEEP
 from tests.oracle import assert_same
 from tests.zoo_runs import SECONDS, Case, case
 
-
 BY_HAND = {"deep transformer": pytest.mark.slow}
 """The dearest; deep residual is as deep."""
 
