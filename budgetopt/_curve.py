@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
@@ -84,13 +84,13 @@ def over_step(
     sizes = [action.size for action in actions]
     levels = list(accumulate(sizes, initial=0))
     points = tops(sizes, slices)
-    labels = _labels(profile, problem, names)
+    rows = _rows(profile)
+    labels = _labels(profile, problem, names, rows)
     found = _at(points, actions, labels)
     fixed = Counter[str]()
     for kind, size in profile.fixed.model_dump().items():
         fixed[_FIXED[kind]] += size
     groups = {what: tuple(fixed[what] + now[what, ""] for now in found) for what in GROUPS}
-    rows = _rows(profile)
     layers = {row: tuple(now["", row] for now in found) for row in dict.fromkeys(rows.values())}
     return Curve(
         total=tuple(problem.resident + levels[at] for at in points),
@@ -116,9 +116,11 @@ def _at(points: Sequence[int], actions: Sequence[Action], labels: Sequence[tuple
     return found
 
 
-def _labels(profile: Profile, problem: Problem, names: Sequence[Name]) -> list[tuple[Label, ...]]:
+def _labels(
+    profile: Profile, problem: Problem, names: Sequence[Name], rows: Mapping[int, str]
+) -> list[tuple[Label, ...]]:
     """Of each block: its group, and its layer where it is an activation."""
-    place, rows = Place(profile, problem), _rows(profile)
+    place = Place(profile, problem)
     known: dict[Name, tuple[Label, ...]] = {}
     for name in names:
         if name not in known:

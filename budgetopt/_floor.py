@@ -78,9 +78,13 @@ class Place:
             return f"made again in {self._region(self._problem.values[number].region)}"
         return "work space of the operator"
 
+    def maker(self, storage: int) -> int | None:
+        """The operator that makes a storage; None if no recorded one does."""
+        return self._makers.get(storage)
+
     def region(self, storage: int) -> int:
         """The region that makes a storage."""
-        maker = self._makers.get(storage)
+        maker = self.maker(storage)
         return OUTSIDE if maker is None else self._problem.operators[maker].region
 
     def _storage(self, storage: int) -> str:

@@ -87,8 +87,9 @@ def gain(
     limit = parse_bytes(size, total=None, free=None)
     extra = parse_bytes(more, total=limit, free=None, argument="more")
     wanted = narrowed(question, allow, exclude, headroom)
+    plan_now: Plan | None
     if isinstance(profile, Plan) and wanted == question and limit == question.budget and profile.drops:
-        now, plan_now = _as_it_is(profile)
+        now, plan_now = planned(profile), profile
     else:
         now, plan_now = answered(wanted, limit, options)
     then, plan_then = answered(wanted, limit + extra, options)
@@ -97,10 +98,6 @@ def gain(
         then, plan_then = now.model_copy(update=kept), plan_now
     layers = _changes(plan_now, plan_then) if now and then else ()
     return Gain(more_bytes=extra, now=now, then=then, layers=layers)
-
-
-def _as_it_is(plan: Plan) -> tuple[Fits, Plan | None]:
-    return planned(plan), plan
 
 
 def _changes(now: Plan | None, then: Plan | None) -> tuple[LayerGain, ...]:

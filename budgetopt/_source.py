@@ -27,14 +27,27 @@ def read(options: argparse.Namespace) -> Plan | Profile:
     Raises:
         BudgetOptError: see :func:`budgetopt._given.saved` and :func:`budgetopt.profile`; or an option is for a model.
     """
-    if not _given.is_function(options.source):
-        for name in ("device", "optimizer"):
-            if getattr(options, name) is not None:
-                raise BudgetOptError(
-                    f"--{name} {getattr(options, name)} is for a model (module:build); the file has its own"
-                )
-        return _given.saved(Path(options.source))
-    from budgetopt._entry import profiled
+    return profiled(options) if is_model(options) else _given.saved(Path(options.source))
+
+
+def is_model(options: argparse.Namespace) -> bool:
+    """Whether the source is a model by name; if not, no option may be given that is for one.
+
+    Raises:
+        BudgetOptError: one was.
+    """
+    if _given.is_function(options.source):
+        return True
+    for name in ("device", "optimizer"):
+        given = getattr(options, name, None)
+        if given is not None:
+            raise BudgetOptError(f"--{name} {given} is for a model (module:build); the file has its own")
+    return False
+
+
+def profiled(options: argparse.Namespace) -> Profile:
+    """The profile of the model that the source names."""
+    from budgetopt import _entry
 
     with progress(f"profiling one step of {options.source}"):
-        return profiled(options.source, options.device, options.optimizer)
+        return _entry.profiled(options.source, options.device, getattr(options, "optimizer", None))

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from budgetopt._errors import BudgetOptError
+from budgetopt._floor import Place
 from budgetopt._plan import Plan
 from budgetopt._problem import describe_event, to_problem
 from budgetopt._report import add_columns, new_table, text_of
 from budgetopt._schema import Profile, Strict
 from budgetopt._units import show_bytes
 from budgetopt.solvers.memory import simulate
-from budgetopt.solvers.problem import Choice, Kind, Problem
-from budgetopt.solvers.timeline import timeline
+from budgetopt.solvers.problem import Choice, Problem
 from budgetopt.solvers.trace import Name, alive
 
 _SHOWN = 0.005
@@ -122,10 +122,7 @@ class _Sums:
     """
 
     def __init__(self, profile: Profile, problem: Problem, event: int) -> None:
-        self._profile, self._problem = profile, problem
-        self._line = timeline(problem)
-        self._makers = {s: i for i, operator in enumerate(problem.operators) for s in operator.births}
-        self._end = next((at for at, e in enumerate(problem.events) if e.kind == Kind.FORWARD_END), len(problem.events))
+        self._profile, self._problem, self._place = profile, problem, Place(profile, problem)
         self._space = "optimizer_step" if event == len(profile.events) else "temporaries"
         fixed = profile.fixed
         self.layers: dict[str, int] = {}
@@ -139,29 +136,35 @@ class _Sums:
 
     def add(self, name: Name, size: int) -> None:
         """Count a block that is there at the moment."""
-        kind, layer = self._place(*name)
+        kind = self._kind(name)
         self.kinds[kind] += size
         if kind == "activations":
+            layer = self._profile.operators[self._maker(name)].module
             self.layers[layer] = self.layers.get(layer, 0) + size
 
-    def _place(self, what: str, number: int) -> tuple[str, str]:
-        """Kind and layer of a block."""
-        if what == "storage":
-            return self._storage(number)
-        if what in ("half", "late"):
-            return "activations", self._profile.operators[self._problem.values[number].operator].module
+    def _kind(self, name: Name) -> str:
+        """By the word that the floor of a budget has for the block."""
+        what = name[0]
+        if what in ("half", "late", "state"):  # the last: of a random generator, for a replay
+            return "activations"
         if what in ("made", "again", "decoded"):
-            return "replays", ""
-        if what == "state":  # of a random generator, for a replay
-            return "activations", self._profile.operators[number].module
-        return self._space, ""
+            return "replays"
+        if what != "storage":
+            return self._space
+        word = self._place.word(name)
+        if word == "gradients of parameters":
+            seed = self._profile.operators[self._maker(name)].name == _SEED
+            return "temporaries" if seed else "gradients"
+        return "temporaries" if word == "gradients on their way back" else "activations"
 
-    def _storage(self, storage: int) -> tuple[str, str]:
-        if self._line.born_at[storage] <= self._end:
-            return "activations", self._profile.operators[self._makers[storage]].module
-        stays = self._line.die_at[storage] >= len(self._problem.events)
-        seed = self._profile.operators[self._makers[storage]].name == _SEED
-        return ("gradients" if stays and not seed else "temporaries"), ""
+    def _maker(self, name: Name) -> int:
+        """The operator that makes a block, or whose generator's state it is."""
+        what, number = name
+        if what == "state":
+            return number
+        maker = self._place.maker(number) if what == "storage" else self._problem.values[number].operator
+        assert maker is not None  # storages of a step are born in one of its operators
+        return maker
 
 
 def _tree(profile: Profile, own: Mapping[str, int], depth: int | None) -> LayerUsage:

@@ -52,13 +52,10 @@ def test_lora() -> None:
     assert any("lora_A" in name for name in found.planned.weights)
 
 
-# -- transformers' Trainer ---------------------------------------------------------------------------
-
-
-def test_trainer_with_autocast_smoothing_and_accumulation(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    example, plan = importlib.import_module("trainer"), tmp_path / "plan.json"
-    settings = {"bf16": True, "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2, "max_steps": 2}
-    options = QUICK | {"plan": plan}
+def require_held_and_reused(
+    example: Any, plan: Path, options: dict[str, Any], settings: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And a second run takes the plan from the file, which stays as it is."""
     found = example.main(options=options, **settings)
     require_held(found)
     made = plan.read_bytes()
@@ -67,6 +64,16 @@ def test_trainer_with_autocast_smoothing_and_accumulation(tmp_path: Path, capfd:
     assert again.losses == found.plain.losses and again.peak <= found.budget
     assert plan.read_bytes() == made
     assert "saved plan" in capfd.readouterr().err
+
+
+# -- transformers' Trainer ---------------------------------------------------------------------------
+
+
+def test_trainer_with_autocast_smoothing_and_accumulation(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    example, plan = importlib.import_module("trainer"), tmp_path / "plan.json"
+    settings = {"bf16": True, "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2, "max_steps": 2}
+    options = QUICK | {"plan": plan}
+    require_held_and_reused(example, plan, options, settings, capfd)
 
 
 def test_trainer_with_a_loss_of_its_own() -> None:
@@ -124,14 +131,7 @@ def test_what_a_trainer_is_told(tmp_path: Path) -> None:
 def test_lightning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     example, plan = importlib.import_module("lightning_module"), tmp_path / "plan.json"
     options, settings = QUICK | {"plan": plan}, {"precision": "bf16-mixed", "accumulate_grad_batches": 2}
-    found = example.main(options=options, **settings)
-    require_held(found)
-    made = plan.read_bytes()
-    capfd.readouterr()
-    again = example.train(found.budget, options, **settings)
-    assert again.losses == found.plain.losses and again.peak <= found.budget
-    assert plan.read_bytes() == made
-    assert "saved plan" in capfd.readouterr().err
+    require_held_and_reused(example, plan, options, settings, capfd)
 
 
 def test_lightning_modules_that_are_refused() -> None:

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from budgetopt import _options
-from budgetopt._errors import BudgetOptError
+from budgetopt import _options, _source
 
 if TYPE_CHECKING:
     from budgetopt.solvers import Problem
@@ -74,16 +73,11 @@ def _step(options: argparse.Namespace) -> Problem:
     from budgetopt import _given
     from budgetopt._problem import to_problem
 
-    if not _given.is_function(options.source):
-        if options.device is not None:
-            raise BudgetOptError(f"--device {options.device} is for a model (module:build); the file has its own")
+    if not _source.is_model(options):
         return _given.problem(Path(options.source), options.allow, options.exclude)
     from budgetopt._arguments import CHOICES
-    from budgetopt._entry import profiled
-    from budgetopt._progress import progress
 
-    with progress(f"profiling one step of {options.source}"):
-        profile = profiled(options.source, options.device)
+    profile = _source.profiled(options)
     return to_problem(profile, 0, allow=options.allow or CHOICES, exclude=options.exclude or ())
 
 

@@ -47,7 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
             comparison = Comparison(name, options.size, options.device, Path(folder), status.update, options.at_once)
             found["models"][name] = comparison.run(ways, options.shares, options.warm_up, options.rounds)
         if options.output:
-            # After each model: what is measured stays.
             options.output.write_text(json.dumps(found, indent=1))
         show(name, found["models"][name])
     if options.plot:

@@ -17,15 +17,15 @@ class Built(NamedTuple):
     blocks: list[nn.Module]
 
 
+LANGUAGE = {"large": (8, 512, 4, 256, 2000), "medium": (8, 384, 2, 256, 2000), "small": (3, 64, 4, 32, 128)}
+"""Layers, width, batch, length, vocabulary."""
+
+
 def gpt2(size: str) -> Built:
     """GPT-2, dropout 0.1."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    layers, width, batch, length, vocabulary = {
-        "large": (8, 512, 4, 256, 2000),
-        "medium": (8, 384, 2, 256, 2000),
-        "small": (3, 64, 4, 32, 128),
-    }[size]
+    layers, width, batch, length, vocabulary = LANGUAGE[size]
     config = GPT2Config(
         n_layer=layers,
         n_embd=width,
@@ -44,11 +44,7 @@ def llama(size: str) -> Built:
     """Llama, two query heads to a key head."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    layers, width, batch, length, vocabulary = {
-        "large": (8, 512, 4, 256, 2000),
-        "medium": (8, 384, 2, 256, 2000),
-        "small": (3, 64, 4, 32, 128),
-    }[size]
+    layers, width, batch, length, vocabulary = LANGUAGE[size]
     config = LlamaConfig(
         num_hidden_layers=layers,
         hidden_size=width,
