@@ -215,8 +215,11 @@ def plan_cells(plan: Plan, profile: Profile) -> list[tuple[str, ...]]:
 
 def plan_table(plan: Plan) -> str:
     """One row per planned layer, and what the whole plan is predicted to do."""
-    table = new_table(f"plan for {show_bytes(plan.budget_bytes)}")
-    add_columns(table, PLAN_COLUMNS, plan_cells(plan, plan.profile), ("why",))
+    title, cells = f"plan for {show_bytes(plan.budget_bytes)}", plan_cells(plan, plan.profile)
+    if not cells:
+        return f"{title}: {plan_foot(plan)}"
+    table = new_table(title)
+    add_columns(table, PLAN_COLUMNS, cells, ("why",))
     return text_of(table) + plan_foot(plan)
 
 
