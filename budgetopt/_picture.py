@@ -32,7 +32,7 @@ def draw_memory(plan: Plan, path: Path) -> None:
     figure = Figure(figsize=(10.0, 9.0), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     _memory(upper, curve, plan)
-    _pile(lower, curve.layers, "bytes of activations", ["C7", *(f"C{number}" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9))])
+    _pile(lower, curve.layers, "bytes of activations", [f"C{number}" for number in "7012345689"])
     lower.set_xlabel("the step from its start to its end, % of the bytes that it allocates")
     for axes in (upper, lower):
         axes.axvline(100 * curve.turn, color="black", linewidth=0.8, linestyle=":")
