@@ -29,6 +29,7 @@ COMMANDS = (
     "fits",
     "usage",
     "gain",
+    "inspect",
     "report",
     "frontier",
     "compare",
@@ -42,7 +43,12 @@ INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
 
 _PACKAGE = Path(__file__).parent
-_LEADING = (__file__, str(_PACKAGE / "_entry.py"), str(_PACKAGE / "_commands"), import_module.__code__.co_filename, "<")
+_LEADING = (
+    __file__,
+    *(str(_PACKAGE / name) for name in ("_entry.py", "_loop.py", "_commands")),
+    import_module.__code__.co_filename,
+    "<",
+)
 """Frames of these files come before the user's code; "<": of the import system."""
 
 _EPILOG = """\

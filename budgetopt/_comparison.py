@@ -13,7 +13,7 @@ from budgetopt import _given, solvers
 from budgetopt._errors import BudgetOptError
 from budgetopt._report import columns, new_table, text_of
 from budgetopt._solve import solver_options
-from budgetopt._units import show_bytes, show_enough, show_ns
+from budgetopt._units import show_bytes, show_enough, show_gap, show_ns
 from budgetopt.solvers.compare import SHARES, Row, plain_peak
 from budgetopt.solvers.problem import Problem
 
@@ -160,4 +160,4 @@ def _cells(row: Row) -> tuple[str, str, str]:
     if row.peak is None or row.cost_ns is None:
         return "-", "-", "-"
     overhead = show_ns(row.cost_ns) if row.overhead is None else f"{row.overhead:.2%}"
-    return overhead, show_bytes(row.peak), "not proven" if row.gap is None else f"{row.gap:.1%}"
+    return overhead, show_bytes(row.peak), show_gap(1.0 if row.gap is None else row.gap)

@@ -12,7 +12,7 @@ from budgetopt._html import render
 from budgetopt._problem import inside, to_problem
 from budgetopt._report import add_columns, fit_line, new_table, text_of
 from budgetopt._schema import Profile
-from budgetopt._units import show_bytes, show_ns
+from budgetopt._units import show_bytes, show_gap, show_ns
 from budgetopt.solvers import memory
 from budgetopt.solvers.problem import OUTSIDE, Choice, Segment
 
@@ -238,8 +238,8 @@ def plan_foot(plan: Plan) -> str:
     return (
         f"what is not named is kept whole{_late(plan)}. Predicted peak {show_bytes(predicted.peak_bytes)} at "
         f"{predicted.peak_at}; plain {show_bytes(predicted.plain_peak_bytes)}; {reserved}extra time "
-        f"{predicted.overhead:.1%} of a step; {plan.solver}, {plan.status}, gap {plan.gap:.1%}. plan.explain(layer) "
-        "says why, value by value"
+        f"{predicted.overhead:.1%} of a step; {plan.solver}, {plan.status}, gap {show_gap(plan.gap)}. "
+        "plan.explain(layer) says why, value by value"
     )
 
 

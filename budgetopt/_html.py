@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from budgetopt._report import PROFILE_COLUMNS, profile_cells, profile_foot
-from budgetopt._units import show_bytes, show_ns
+from budgetopt._units import show_bytes, show_gap, show_ns
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,7 +25,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"bytes": show_bytes, "ns": show_ns}
+    found.filters |= {"bytes": show_bytes, "gap": show_gap, "ns": show_ns}
     return found
 
 

@@ -50,10 +50,7 @@ def inspect(model: torch.nn.Module, optimizer: Optimizer | Collection[Optimizer]
     """
     require_module(model)
     found = Inspection(model, _all_of(optimizer))
-    with ExitStack() as hooks:
-        hooks.callback(found._close)
-        hooks.callback(model.register_forward_pre_hook(found._before, with_kwargs=True).remove)
-        hooks.callback(model.register_forward_hook(found._after, with_kwargs=True).remove)
+    with found.watching(model):
         yield found
 
 
@@ -113,8 +110,8 @@ class Inspection:
         report: as a :class:`Waste`, exact bytes.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizers: list[Optimizer]) -> None:
-        self._model = model
+    def __init__(self, model: torch.nn.Module, optimizers: Collection[Optimizer]) -> None:
+        self._model = weakref.ref(model)
         self._optimizers = optimizers
         self._calls: list[_Call] = []
         self._count = 0
@@ -132,9 +129,17 @@ class Inspection:
     def __str__(self) -> str:
         return str(self.report)
 
+    def watching(self, model: torch.nn.Module) -> ExitStack:
+        """Watch the model until what is returned is closed. It keeps the model no longer than others do."""
+        hooks = ExitStack()
+        hooks.callback(self._close)
+        hooks.callback(model.register_forward_pre_hook(self.before, with_kwargs=True).remove)
+        hooks.callback(model.register_forward_hook(self._after, with_kwargs=True).remove)
+        return hooks
+
     # The model's hooks
 
-    def _before(self, module: Any, args: Any, kwargs: Any) -> None:
+    def before(self, module: Any, args: Any, kwargs: Any) -> None:
         """A call begins."""
         if torch.compiler.is_compiling():
             return
@@ -173,14 +178,14 @@ class Inspection:
         for handle in self._handles:
             handle.remove()
         self._calls, self._handles = [], []
-        for device in {p.device for p in self._model.parameters()}:
+        for device in {p.device for p in self._parameters()}:
             if _device.supported(device):
                 self._tell("fragmentation", _device.backend(device).fragmented(device), _FRAGMENTS)
 
     # What is there when a call begins
 
     def _look_at_gradients(self) -> None:
-        grads = [(p, p.grad) for p in self._model.parameters() if p.grad is not None]
+        grads = [(p, p.grad) for p in self._parameters() if p.grad is not None]
         self._tell("frozen gradients", sum(_size(_storages([g])) for p, g in grads if not p.requires_grad))
         stepped = self._stepped()
         live = [g for p, g in grads if p.requires_grad and id(p) in stepped]
@@ -222,18 +227,24 @@ class Inspection:
     # What a call made
 
     def _own(self) -> set[int]:
-        return _identities([*self._model.parameters(), *self._model.buffers()])
+        model = self._model()
+        return set() if model is None else _identities([*model.parameters(), *model.buffers()])
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        """The model's, none when it is gone."""
+        model = self._model()
+        return [] if model is None else list(model.parameters())
 
     def _stepped(self) -> set[int]:
         """Parameters that are stepped: all, if nobody says which. Loops add groups as they go."""
         if not self._optimizers:
-            return {id(p) for p in self._model.parameters()}
+            return {id(p) for p in self._parameters()}
         return {id(p) for one in self._optimizers for group in one.param_groups for p in group["params"]}
 
     def _unused(self, leaves: Mapping[int, torch.Tensor]) -> int:
         """Bytes of the gradients that the graph gives to the model's parameters which nobody steps."""
         stepped = self._stepped()
-        idle = [p for p in self._model.parameters() if id(p) in leaves and id(p) not in stepped]
+        idle = [p for p in self._parameters() if id(p) in leaves and id(p) not in stepped]
         return sum(_device.rounded(p.device, p.numel() * p.element_size()) for p in idle)
 
     def _follow(self, call: _Call, outputs: Iterable[torch.Tensor]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from budgetopt._units import show_bytes, show_ns
+from budgetopt._units import show_bytes, show_gap, show_ns
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +40,7 @@ def fit_line(plan: Plan, *, reused: bool, notes: list[str]) -> str:
     if predicted.reserved_bytes or (measured and measured.reserved_bytes):
         parts.append(_reserved(plan))
     if plan.drops:
-        parts.append(f"{plan.solver}, gap {plan.gap:.1%}")
+        parts.append(f"{plan.solver}, gap {show_gap(plan.gap)}")
     if reused:
         parts.append("saved plan reused")
     return "budgetopt: " + "; ".join([*parts, *notes])
@@ -114,7 +114,7 @@ def frontier_table(profile: Profile, points: Sequence[FrontierPoint]) -> str:
     for point in points:
         share = (point.budget_bytes - profile.fixed.total) / above if above else 1.0
         sizes = [show_bytes(point.budget_bytes), f"{share:.3f}", show_bytes(point.peak_bytes)]
-        table.add_row(*sizes, f"{point.overhead:.2%}", f"{point.gap:.1%}", point.peak_at)
+        table.add_row(*sizes, f"{point.overhead:.2%}", show_gap(point.gap), point.peak_at)
     return text_of(table) + (
         f"share: of the {show_bytes(above)} that keeping everything takes on top of the "
         f"{show_bytes(profile.fixed.total)} resident\n"

@@ -13,7 +13,7 @@ from budgetopt._explain import layer_rows
 from budgetopt._html import render
 from budgetopt._report import exactness, profile_foot
 from budgetopt._schema import FrontierPoint, Profile, write_atomically
-from budgetopt._units import show_bytes, show_ns
+from budgetopt._units import show_bytes, show_gap, show_ns
 
 if TYPE_CHECKING:
     from budgetopt._plan import Plan
@@ -92,7 +92,7 @@ def _facts(plan: Plan, profile: Profile) -> list[Fact]:
             else "" if plan.drops else "everything is kept, the model is not touched",
         ),
         Fact("solver", plan.solver, plan.status),
-        Fact("gap", f"{plan.gap:.1%}", "proven distance from the cheapest choice that fits"),
+        Fact("gap", show_gap(plan.gap), "proven distance from the cheapest choice that fits"),
     ]  # fmt: skip
 
 

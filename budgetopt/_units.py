@@ -83,6 +83,11 @@ def show_enough(n: int) -> str:
     return show_bytes(-(-n // step) * step)
 
 
+def show_gap(gap: float) -> str:
+    """A proven distance from the cheapest choice; a bound of nothing proves none."""
+    return f"{gap:.1%}" if gap < 0.9995 else "not proven"
+
+
 def show_ns(n: int) -> str:
     """Nanoseconds with three significant digits: ``1.25 ms``."""
     return _show(n, _TIME_UNITS)

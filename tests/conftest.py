@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # two processes of one thread each take half the time of one with two
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 
 @pytest.fixture(autouse=True)

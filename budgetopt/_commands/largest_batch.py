@@ -37,6 +37,9 @@ def add(commands: _options.Commands) -> None:
 def run(options: argparse.Namespace) -> object:
     """The number of examples."""
     from budgetopt import _given
+    from budgetopt._progress import progress
 
-    found = _given.plan(options.plan).largest_batch(options.budget, replan=not options.as_planned)
+    plan = _given.plan(options.plan)
+    with progress("looking for the largest batch"):
+        found = plan.largest_batch(options.budget, replan=not options.as_planned)
     return json.dumps({"plan": str(options.plan), "largest_batch": found}, indent=2) if options.json else found

@@ -48,6 +48,7 @@ class Child:
             pass
         line = self.process.stdout.readline()
         if not line:
+            self.process.wait()  # it writes the traceback after it has closed its answers
             raise ChildError(self.log.read_text().strip().splitlines()[-1])
         answer: dict[str, Any] = json.loads(line)
         return answer

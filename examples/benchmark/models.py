@@ -63,7 +63,7 @@ def vit(size: str) -> Built:
     """ViT."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    layers, width, batch, pixels = {"large": (12, 384, 8, 224), "medium": (12, 384, 4, 160), "small": (3, 64, 4, 64)}[
+    layers, width, batch, pixels = {"large": (12, 384, 8, 224), "medium": (8, 384, 8, 160), "small": (3, 64, 4, 64)}[
         size
     ]
     config = ViTConfig(
