@@ -19,7 +19,8 @@ examples:
   budgetopt inspect -m my_package.train
 
 Options of budgetopt come before the script, all after it are the script's.
-JSON: script, models [{model, calls, findings [{kind, bytes, calls, what, mend}]}].
+JSON: script, models [{model, calls,
+findings [{kind, bytes, calls, what, mend}]}].
 """
 
 
