@@ -19,6 +19,8 @@ _FIXED = {
     "optimizer": "the optimizer's state",
     "sample": "the sample",
 }
+_SEED = "aten.ones_like.default"
+"""Makes the loss's own gradient, which lives until the backward pass is over."""
 _SMALL = 0.02
 """Share of the peak under which parts that are not there all the time are told together."""
 
@@ -94,7 +96,8 @@ class Place:
         if maker is None:
             return "unknown"
         if self._line.born_at[storage] > self._end:
-            stays = self._line.die_at[storage] >= len(self._problem.events)
+            last = self._line.die_at[storage] >= len(self._problem.events)
+            stays = last and self._profile.operators[maker].name != _SEED
             return "gradients of parameters" if stays else "gradients on their way back"
         if self.region(storage) == OUTSIDE:
             return "made outside of planned layers: inputs, output, loss"

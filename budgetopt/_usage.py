@@ -21,9 +21,6 @@ from budgetopt.solvers.trace import Name, alive
 _SHOWN = 0.005
 """Layers with a smaller share of the activations have no row of their own in the table."""
 
-_SEED = "aten.ones_like.default"
-"""Makes the loss's own gradient, which lives until the backward pass is over."""
-
 KINDS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -153,8 +150,7 @@ class _Sums:
             return self._space
         word = self._place.word(name)
         if word == "gradients of parameters":
-            seed = self._profile.operators[self._maker(name)].name == _SEED
-            return "temporaries" if seed else "gradients"
+            return "gradients"
         return "temporaries" if word == "gradients on their way back" else "activations"
 
     def _maker(self, name: Name) -> int:
