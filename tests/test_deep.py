@@ -13,8 +13,8 @@ from tests.deep_models import DEEP
 from tests.oracle import assert_same
 from tests.zoo_runs import SECONDS, Case, case
 
-BY_HAND = {"deep transformer": pytest.mark.slow}
-"""The dearest; deep residual is as deep."""
+BY_HAND = dict.fromkeys(("deep transformer", "densenet"), pytest.mark.slow)
+"""The dearest; deep residual is as deep, and test_floors.py has the other."""
 
 
 @pytest.mark.parametrize("share", [pytest.param(0.75, marks=pytest.mark.slow), 0.5])

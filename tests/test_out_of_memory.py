@@ -186,6 +186,7 @@ def profile_under_a_limit(spare: int) -> None:
     print(f"scaled from {found.scaled_from}, off by {found.peak_bytes / whole.peak_bytes - 1:.6f}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts what is mapped on Linux alone")
 def test_a_process_that_really_runs_out_of_memory() -> None:
     command = "from tests.test_out_of_memory import profile_under_a_limit; profile_under_a_limit(40_000_000)"

@@ -39,7 +39,7 @@ FORCED = {
     "random 3": by_seed(3, EXACT),
     "random with fp16": by_seed(4, ANY),
 }
-BY_HAND = dict.fromkeys(("random 1", "random 2", "random 3", "fp16 all"), pytest.mark.slow)
+BY_HAND = dict.fromkeys(("random 1", "random 2", "random 3", "fp16 all", "keep all"), pytest.mark.slow)
 
 
 def check(name: str, plan: Plan, folder: Path) -> None:

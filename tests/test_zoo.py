@@ -13,7 +13,9 @@ from tests.oracle import assert_same
 from tests.zoo import ZOO
 from tests.zoo_runs import SECONDS, Case, case
 
-BY_HAND = dict.fromkeys(("mixtral eager", "gpt2 adapted", "functions", "t5", "mamba", "bert"), pytest.mark.slow)
+BY_HAND = dict.fromkeys(
+    ("mixtral eager", "gpt2 adapted", "functions", "t5", "mamba", "bert", "mixtral"), pytest.mark.slow
+)
 """Dear ones whose kind others stand for."""
 
 
