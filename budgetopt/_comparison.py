@@ -160,4 +160,4 @@ def _cells(row: Row) -> tuple[str, str, str]:
     if row.peak is None or row.cost_ns is None:
         return "-", "-", "-"
     overhead = show_ns(row.cost_ns) if row.overhead is None else f"{row.overhead:.2%}"
-    return overhead, show_bytes(row.peak), show_gap(1.0 if row.gap is None else row.gap)
+    return overhead, show_bytes(row.peak), show_gap(row.gap)

@@ -50,8 +50,22 @@ def inspect(model: torch.nn.Module, optimizer: Optimizer | Collection[Optimizer]
     """
     require_module(model)
     found = Inspection(model, _all_of(optimizer))
-    with found.watching(model):
+    with watch(found, model):
         yield found
+
+
+def watch(found: Inspection, model: torch.nn.Module, begun: Any = None) -> ExitStack:
+    """Watch the model until what is returned is closed, and keep it no longer than others do.
+
+    `begun`: arguments of a call that has begun already, so that the new hook is too late for it.
+    """
+    hooks = ExitStack()
+    hooks.callback(found._close)
+    hooks.callback(model.register_forward_pre_hook(found._before, with_kwargs=True).remove)
+    hooks.callback(model.register_forward_hook(found._after, with_kwargs=True).remove)
+    if begun is not None:
+        found._before(model, begun, {})
+    return hooks
 
 
 def _all_of(optimizer: Any) -> list[Optimizer]:
@@ -129,17 +143,9 @@ class Inspection:
     def __str__(self) -> str:
         return str(self.report)
 
-    def watching(self, model: torch.nn.Module) -> ExitStack:
-        """Watch the model until what is returned is closed. It keeps the model no longer than others do."""
-        hooks = ExitStack()
-        hooks.callback(self._close)
-        hooks.callback(model.register_forward_pre_hook(self.before, with_kwargs=True).remove)
-        hooks.callback(model.register_forward_hook(self._after, with_kwargs=True).remove)
-        return hooks
-
     # The model's hooks
 
-    def before(self, module: Any, args: Any, kwargs: Any) -> None:
+    def _before(self, module: Any, args: Any, kwargs: Any) -> None:
         """A call begins."""
         if torch.compiler.is_compiling():
             return

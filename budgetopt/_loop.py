@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from budgetopt._errors import BudgetOptError
 from budgetopt._findings import Waste
-from budgetopt._inspect import Inspection
+from budgetopt._inspect import Inspection, watch
 
 
 class _Enough(BaseException):
@@ -76,10 +76,9 @@ class Loop:
         inspection = Inspection(module, self._optimizers)
         self._inspections.append((type(module).__name__, inspection))
         self._stack.callback(module.register_forward_pre_hook(lambda *_: self._begin()).remove)
-        self._stack.enter_context(inspection.watching(module))
+        self._begin()  # hooks before a call that are registered during it are called from the next one on
+        self._stack.enter_context(watch(inspection, module, args))
         self._stack.callback(module.register_forward_hook(lambda *_: self._end(), always_call=True).remove)
-        self._begin()  # hooks that are registered during a call are called from the next one on
-        inspection.before(module, args, {})
 
     def _begin(self) -> None:
         if torch.compiler.is_compiling():

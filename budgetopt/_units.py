@@ -83,9 +83,9 @@ def show_enough(n: int) -> str:
     return show_bytes(-(-n // step) * step)
 
 
-def show_gap(gap: float) -> str:
-    """A proven distance from the cheapest choice; a bound of nothing proves none."""
-    return f"{gap:.1%}" if gap < 0.9995 else "not proven"
+def show_gap(gap: float | None) -> str:
+    """A proven distance from the cheapest choice; no bound, or one of nothing, proves none."""
+    return f"{gap:.1%}" if gap is not None and gap < 0.9995 else "not proven"
 
 
 def show_ns(n: int) -> str:

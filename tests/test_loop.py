@@ -69,6 +69,7 @@ COMPILED = """
 import torch
 
 model = torch.compile(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()), backend="eager", fullgraph=True)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)  # of its own: those of other tests may still be there
 for step in range(3):
     out = model(torch.randn(64, 64))
     out.sum().backward()
